@@ -8,7 +8,7 @@ from typing import Any
 from rearview._history import BackfillReport, MissingCells, PlanReport, Refusal, RunReport, Unproved
 from rearview.execute.replay_jobs import ReplayOutcome
 from rearview.model import Checkpoint, Operator, Plan, Point, Run, Segment, Status, Step
-from rearview.model.messages import ReplayReport
+from rearview.model.process_messages import ReplayReport
 
 
 class FakeTable:

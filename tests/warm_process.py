@@ -29,7 +29,7 @@ import threading  # noqa: E402
 import time  # noqa: E402
 
 import rearview.runtime.start_recording  # noqa: E402, F401
-from rearview.model.messages import LAUNCHER  # noqa: E402
+from rearview.model.process_messages import LAUNCHER  # noqa: E402
 from rearview.runtime import run_program  # noqa: E402
 
 HEAD = struct.Struct("I")

@@ -21,7 +21,7 @@ import threading
 from pathlib import Path
 
 import rearview
-from rearview.model.messages import LAUNCHER
+from rearview.model.process_messages import LAUNCHER
 
 PROCESS = str(Path(__file__).with_name("warm_process.py"))
 SOURCE = str(Path(rearview.__file__).resolve().parent.parent)

@@ -86,9 +86,9 @@ def record(folder, versions):
 def fill(folder, versions, kind):
     """Fill in this process; return the seconds. With `imports`, only leading imports are shared."""
     from rearview._history import history
-    from rearview.backfill import shared_setup
+    from rearview.backfill import setup_sharing
 
-    shared_setup.WORTH_SHARING = 0.3 if kind == "set-up" else float("inf")
+    setup_sharing.WORTH_SHARING = 0.3 if kind == "set-up" else float("inf")
     begun = time.perf_counter()
     report = history(folder).backfill(["asked"], workers=2)
     took = time.perf_counter() - begun

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rearview.backfill.shared_setup import leading_imports
+from rearview.backfill.setup_sharing import leading_imports
 
 HARMLESS = "'''Train.'''\nfrom __future__ import annotations\nimport os, sys\nimport rearview\nRATE = 0.1\n"
 

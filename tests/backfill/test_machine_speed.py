@@ -32,7 +32,7 @@ def run(hardware=None, host="node7"):
 def test_a_measurement_is_remembered_where_the_other_machines_see_it(tmp_path, measured):
     first = Machines(tmp_path, HERE)
     assert first.due()
-    assert first.here().kernels == {}
+    assert first.this_machine().kernels == {}
     assert first.measure().read == 800.0
     assert not first.due()
     elsewhere = Machines(tmp_path, THERE)
@@ -88,7 +88,7 @@ def test_a_failed_measurement_only_widens_predictions(tmp_path, measured):
     assert one.measure().kernels == {}
     (tmp_path / "machines" / f"{one.name}.json").write_text("{")
     assert one.due()
-    assert one.here().kernels == {}
+    assert one.this_machine().kernels == {}
 
 
 @pytest.mark.parametrize(

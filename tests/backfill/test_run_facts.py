@@ -147,9 +147,9 @@ def test_runs_of_older_versions_counted_slices_together():
 
 def test_the_number_of_missing_cells_says_whether_it_is_exact():
     assert str(MissingCells(2)) == "2 cells"
-    assert str(MissingCells(1, about=True)) == "about 1 cell"
-    assert str(MissingCells(6, least=True)) == "at least 6 cells"
-    assert str(MissingCells(6, about=True, least=True)) == "at least about 6 cells"
+    assert str(MissingCells(1, approximate=True)) == "about 1 cell"
+    assert str(MissingCells(6, at_least=True)) == "at least 6 cells"
+    assert str(MissingCells(6, approximate=True, at_least=True)) == "at least about 6 cells"
 
 
 def test_a_resumed_run_can_be_backfilled_before_the_point_of_its_resumption(tmp_path, monkeypatch):
@@ -162,7 +162,7 @@ def test_a_resumed_run_can_be_backfilled_before_the_point_of_its_resumption(tmp_
     first = history(tmp_path).run().end.main.counted[0]
     assert 0 < first <= 3
     probe(tmp_path, "total +=", "t")
-    assert history(tmp_path).plan(["t"]).missing == MissingCells(18, about=True)
+    assert history(tmp_path).plan(["t"]).missing == MissingCells(18, approximate=True)
     assert filled(tmp_path, "t", "epoch=1/step=1") == 1
     assert filled(tmp_path, "t") == 18
 

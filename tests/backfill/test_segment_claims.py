@@ -72,7 +72,7 @@ def when_held(act):
     done = []
 
     def progress(event):
-        if event.held and not done:
+        if event.claimed_elsewhere and not done:
             done.append(event)
             act()
 

@@ -6,7 +6,7 @@ from fakehistory import an_outcome
 from rearview._history import BackfillReport, Question, Refusal, Unproved
 from rearview.cli import backfill
 from rearview.cli.backfill import refused
-from rearview.plan.explain import Cheaper, OnWorkers
+from rearview.plan.explain import CheaperQuestion, WorkerEstimate
 
 
 def test_backfill_prints_its_records_and_their_proof(command, past):
@@ -50,8 +50,8 @@ def test_explain_lists_numbers_of_workers_and_cheaper_questions(command, past):
         restoring=0.5,
         running=2.5,
         wasted=1.5,
-        workers=[OnWorkers(1, 4.0, 1, 1.0), OnWorkers(2, 2.2, 2, 0.9)],
-        cheaper=[Cheaper(1.5, "Ask for less.")],
+        workers=[WorkerEstimate(1, 4.0, 1, 1.0), WorkerEstimate(2, 2.2, 2, 0.9)],
+        cheaper=[CheaperQuestion(1.5, "Ask for less.")],
     )
     _, out, _ = command("backfill", "g", "--explain")
     assert "5 cells to fill, about 320 B to write, 2.0 MB of checkpoints to read" in out

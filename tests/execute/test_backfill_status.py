@@ -21,7 +21,7 @@ def project(tmp_path, monkeypatch):
 
 
 def say(file, **changes):
-    facts = {"workers": 2, "busy": 2, "segments": 9, "ended": 4, "left": 75.0, **changes}
+    facts = {"workers": 2, "busy": 2, "segments": 9, "ended": 4, "seconds_left": 75.0, **changes}
     file.update(**facts)
 
 

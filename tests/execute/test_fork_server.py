@@ -7,7 +7,7 @@ import pytest
 
 from rearview.execute import local
 from rearview.execute.executor import Task
-from rearview.model.messages import VARIABLE
+from rearview.model.process_messages import VARIABLE
 
 TASK = Task("t", ("python",), {}, Path(), Path(), Path(), imports=("import torch",))
 

@@ -18,8 +18,7 @@ from rays import traceless
 from rearview._history import history
 from rearview.errors import SiteError
 from rearview.execute.executor import Task
-from rearview.execute.ray import Ray
-from rearview.execute.ray_shipping import Shipments
+from rearview.execute.ray import Ray, Shipments
 from rearview.execute.run_plan import Claim, Pool
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from rearview.errors import SiteError
-from rearview.execute.ray_file_list import ShippingList
-from rearview.execute.ray_shipping import StagedResults
+from rearview.execute.ray_files import ShippingList, StagedResults
 from rearview.store.checkpoints.compression import CompressionPolicy
 from rearview.store.checkpoints.objects import Batch, Objects, digest
 from rearview.store.project import Project

@@ -20,8 +20,8 @@ import rearview
 from rays import traceless
 from rearview._history import history
 from rearview.errors import SiteError
-from rearview.execute import ray_shipping
-from rearview.execute.ray_shipping import ChunkCache
+from rearview.execute import ray_files
+from rearview.execute.ray_files import ChunkCache
 
 ALONE = ("unshare", "--mount", "--propagation", "private", "sh", "-c")
 """Runs a command that sees file systems of its own."""
@@ -219,7 +219,7 @@ def test_only_the_files_that_a_segment_needs_are_sent_and_in_chunks(cluster, pro
         return real(self, entry, at)
 
     monkeypatch.setattr(ChunkCache, "get", get)
-    monkeypatch.setattr(ray_shipping, "CHUNK", 1 << 20)
+    monkeypatch.setattr(ray_files, "CHUNK", 1 << 20)
     past = history(project)
     report = past.backfill(["w"], runs=["latest"], at="epoch=4:5", workers=1, on="ray")
     assert report.proved, report.proof

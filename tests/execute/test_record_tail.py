@@ -64,5 +64,5 @@ def test_a_folder_that_is_gone_is_no_progress(tmp_path):
 
 def test_slower_segments_lengthen_the_prediction_of_the_others():
     pace = Eta(100.0, 0.0)
-    assert pace.left(50.0, None, 2.0) == 150.0
-    assert pace.left(500.0, None) == 50.0  # it is not over, though it should be
+    assert pace.seconds_left(50.0, None, 2.0) == 150.0
+    assert pace.seconds_left(500.0, None) == 50.0  # it is not over, though it should be

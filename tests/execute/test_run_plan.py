@@ -12,7 +12,7 @@ from rearview.execute.executor import Task
 from rearview.execute.replay_jobs import ReplayOutcome
 from rearview.execute.run_plan import Claim, Pool
 from rearview.model import Operator, ReplayReport, Run, Segment, Status
-from rearview.model.messages import ReplayFailure
+from rearview.model.process_messages import ReplayFailure
 
 RUN = Run("r", "v", "train.py", (), 0.0, Status.FINISHED)
 
@@ -31,7 +31,7 @@ class Scripted:
         report = self.verdicts[name].pop(0)
         return ReplayOutcome(run.id, task.id, report, task.log, task.folder, seconds, redone=redone)
 
-    def from_the_start(self, run, task, because):
+    def prepare_rerun(self, run, task, because):
         assert because
         return made(f"{task.id}-again", task.folder)
 
@@ -228,7 +228,7 @@ def test_progress_is_reported_from_start_to_end(folder):
     run(folder, replays, Machine(), "ab", events.append)
     kinds = [event.kind for event in events]
     assert kinds.count("started") == kinds.count("proved") == 2
-    assert events[-1].done == 1.0
+    assert events[-1].fraction == 1.0
 
 
 @dataclass
@@ -280,11 +280,13 @@ def test_progress_never_goes_backwards(data):
         granted = Granted(Path("nowhere"), replays)
         pool = Pool(replays, machine, granted, events.append)
         pool.run(segments, {"r": RUN})
-    told = [event.done for event in events]
+    told = [event.fraction for event in events]
     assert told == sorted(told)
     assert told[-1] == pytest.approx(1.0)
     for number in range(len(names)):
-        done = [one.done for event in events for one in event.under_way if one.segment == number]
+        done = [
+            one.fraction for event in events for one in event.under_way if one.segment == number
+        ]
         assert done == sorted(done)
 
 
@@ -396,7 +398,7 @@ def test_progress_reports_the_segment_of_each_worker(folder):
     run(folder, replays, Slow(5, slots=2), "ab", events.append)
     both = next(event for event in events if len(event.under_way) == 2)
     assert {each.worker for each in both.under_way} == {0, 1}
-    assert all(each.left >= 0 and each.predicted >= 0 for each in both.under_way)
+    assert all(each.seconds_left >= 0 and each.predicted >= 0 for each in both.under_way)
 
 
 def test_a_cluster_that_shrinks_takes_no_segment_from_the_remaining_workers(folder):
@@ -411,7 +413,7 @@ def test_a_cluster_that_shrinks_takes_no_segment_from_the_remaining_workers(fold
     assert machine.stopped == []
 
 
-HELD, FILLED = Claim(None, rest=True), Claim(None, filled=True)
+HELD, FILLED = Claim(None, retry_later=True), Claim(None, filled=True)
 
 
 def test_a_segment_claimed_by_another_backfill_is_tried_again_at_the_end(folder):
@@ -422,7 +424,7 @@ def test_a_segment_claimed_by_another_backfill_is_tried_again_at_the_end(folder)
     assert machine.started == ["b", "a"]
     assert [outcome.replay for outcome in outcomes] == ["a", "b"]
     assert pool.filled_elsewhere == set()
-    assert max(event.held for event in events) == 1
+    assert max(event.claimed_elsewhere for event in events) == 1
 
 
 def test_a_segment_filled_by_another_backfill_is_reported_and_not_started(folder):
@@ -433,12 +435,12 @@ def test_a_segment_filled_by_another_backfill_is_reported_and_not_started(folder
     assert pool.filled_elsewhere == {0, 1}
     ended = [event for event in events if event.kind == "filled"]
     assert [event.segment for event in ended] == [1, 0]
-    assert ended[-1].done == 1.0
+    assert ended[-1].fraction == 1.0
 
 
 def test_the_part_that_another_has_claimed_is_claimed_once_our_own_part_has_ended(folder):
     replays = Scripted({name: [GOOD] for name in "ab"})
-    parts = [Claim(made("a", folder), rest=True), HELD, Claim(made("b", folder))]
+    parts = [Claim(made("a", folder), retry_later=True), HELD, Claim(made("b", folder))]
     outcomes, _ = run(folder, replays, Machine(), "a", script={"a": parts})
     assert [outcome.replay for outcome in outcomes] == ["a", "b"]
 

@@ -11,7 +11,7 @@ import pytest
 from limits import HUNG
 from plainly import SOURCE
 from rearview._history import history
-from rearview.backfill import shared_setup
+from rearview.backfill import setup_sharing
 from rearview.execute import local
 from rearview.plan import divide_work
 
@@ -101,7 +101,7 @@ class Project:
 
     def reasons(self):
         """Return why set-ups were not shared to their end."""
-        known = shared_setup.read_obstacles(self.folder / ".rearview" / "cache")
+        known = setup_sharing.read_obstacles(self.folder / ".rearview" / "cache")
         return [reason.text for reason in known.values()]
 
 
@@ -110,7 +110,7 @@ def project(tmp_path, monkeypatch):
     for name in [name for name in os.environ if name.startswith("REARVIEW_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PYTHONPATH", SOURCE)
-    monkeypatch.setattr(shared_setup, "WORTH_SHARING", 0.0)
+    monkeypatch.setattr(setup_sharing, "WORTH_SHARING", 0.0)
     folder = tmp_path / "project"
     folder.mkdir()
     for k in range(READS):

@@ -20,11 +20,11 @@ def test_errors_that_even_out_shrink_against_the_sum_and_shared_ones_do_not():
     many = Prediction(0.0)
     for _ in range(100):
         many = many + Prediction(1.0, variance=0.01)
-    assert many.half / many.seconds == pytest.approx(0.0196)
+    assert many.half_width / many.seconds == pytest.approx(0.0196)
     shared = Prediction(0.0)
     for _ in range(100):
         shared = shared + Prediction(1.0, share=0.1)
-    assert shared.half / shared.seconds == pytest.approx(0.196)
+    assert shared.half_width / shared.seconds == pytest.approx(0.196)
 
 
 def test_an_interval_never_goes_below_zero():
@@ -50,7 +50,7 @@ def test_another_machine_scales_computing_and_reading_apart():
     model = CostModel(facts, machine=FAST)
     assert model.startup().seconds == pytest.approx(1.5)
     assert model.restore(facts.checkpoints[0]) == pytest.approx(0.4)
-    wanted = ValueRequest(("n",), ("epoch",), missing=frozenset({1}))
+    wanted = ValueRequest(("n",), ("epoch",), missing_iterations=frozenset({1}))
     here = divide(survey([RunQuestion(facts, (wanted,))], machine=FAST)).segments[0]
     there = divide(survey([RunQuestion(facts, (wanted,))], machine=SLOW)).segments[0]
     assert here.seconds == pytest.approx(1.5 + 0.4 + 5.0)

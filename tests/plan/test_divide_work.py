@@ -151,7 +151,7 @@ def test_a_run_is_cut_as_evenly_as_it_can_be(seconds, workers):
     plan = divide(work, workers=workers)
     taken = schedule([s.seconds for s in plan.segments], workers).seconds
     only = work.work[0]
-    best = least_time(only.cold, only.going, 0.0, workers)
+    best = least_time(only.cold_seconds, only.warm_seconds, 0.0, workers)
     assert taken <= best * 1.006 + 0.1
 
 
@@ -163,7 +163,7 @@ def test_many_versions_of_different_length_are_balanced(workers):
 
 
 def test_a_segment_has_its_bytes_and_restored_checkpoints():
-    wanted = ValueRequest(("n",), ("epoch", "step"), missing=frozenset({2, 20}))
+    wanted = ValueRequest(("n",), ("epoch", "step"), missing_iterations=frozenset({2, 20}))
     (segment,) = divide(asked(long_run(), wanted=wanted)).segments
     assert segment.restores == ((2, "s2"), (20, "s20"))
     assert segment.nbytes == 20
@@ -187,17 +187,19 @@ def small_run(seconds=0.02, **more):
     return run([seconds] * 10, points, inner=[0.9 * seconds] * 10, **more)
 
 
-@pytest.mark.parametrize("wanted", [TAIL, DEEP, replace(DEEP, missing=frozenset({3, 7}))])
+@pytest.mark.parametrize(
+    "wanted", [TAIL, DEEP, replace(DEEP, missing_iterations=frozenset({3, 7}))]
+)
 def test_a_run_that_restoring_would_not_answer_noticeably_sooner_runs_again(wanted):
     (segment,) = divide(asked(small_run(), wanted=wanted), workers=2, growth=4, rerun=True).segments
     assert segment.rerun
     assert (segment.operator, segment.start, segment.restores) == (Operator.FULL, None, ())
-    last = max(wanted.missing or {9})
+    last = max(wanted.missing_iterations or {9})
     assert segment.seconds == pytest.approx(3.0 + 0.02 * (last + 1))
-    assert segment.only == (None if wanted.missing is None else (3, 7))
+    assert segment.only == (None if wanted.missing_iterations is None else (3, 7))
 
 
-@pytest.mark.parametrize("wanted", [TAIL, replace(DEEP, missing=frozenset({7}))])
+@pytest.mark.parametrize("wanted", [TAIL, replace(DEEP, missing_iterations=frozenset({7}))])
 def test_a_run_that_restoring_answers_sooner_is_not_run_again(wanted):
     (segment,) = divide(asked(small_run(2.0), wanted=wanted), rerun=True).segments
     assert not segment.rerun
@@ -214,7 +216,7 @@ def test_values_before_the_loops_need_only_the_set_up_and_no_rerun():
 @settings(max_examples=100, deadline=None)
 @given(
     st.floats(0.001, 3.0),
-    st.sampled_from([TAIL, DEEP, replace(DEEP, missing=frozenset({1, 5}))]),
+    st.sampled_from([TAIL, DEEP, replace(DEEP, missing_iterations=frozenset({1, 5}))]),
     st.integers(1, 4),
 )
 def test_a_rerun_never_takes_noticeably_longer_than_the_segments_it_replaces(

@@ -122,7 +122,7 @@ def test_a_probe_that_collects_values_in_the_inner_loop_makes_it_run():
 
 
 def test_iterations_chosen_by_value_are_jumped_to_one_by_one():
-    wanted = ValueRequest(("n",), ("epoch", "step"), missing=frozenset({0, 3}))
+    wanted = ValueRequest(("n",), ("epoch", "step"), missing_iterations=frozenset({0, 3}))
     segment = only(run(EPOCHS, starts(1, 2, 3), inner=INNER), wanted)
     assert segment.only == (0, 3)
     assert segment.restores == ((3, "s3"),)
@@ -133,7 +133,7 @@ def test_running_on_is_preferred_where_restoring_is_slower():
     slow = starts(*range(5), restore=50.0)
     segment = only(
         run(EPOCHS, slow, inner=INNER),
-        ValueRequest(("n",), ("epoch", "step"), missing=frozenset({0, 3})),
+        ValueRequest(("n",), ("epoch", "step"), missing_iterations=frozenset({0, 3})),
     )
     assert segment.restores == ()
     assert segment.seconds == pytest.approx(3 + 40)
@@ -198,7 +198,7 @@ def test_an_unanswerable_request_is_refused_with_the_reason(facts, wanted, reaso
 
 
 def test_nothing_missing_means_nothing_to_do_and_no_refusal():
-    found = plan(run(EPOCHS), ValueRequest(("n",), ("epoch",), missing=frozenset()))
+    found = plan(run(EPOCHS), ValueRequest(("n",), ("epoch",), missing_iterations=frozenset()))
     assert (found.segments, found.refusals) == ((), ())
 
 
@@ -261,7 +261,7 @@ def test_no_other_way_through_the_checkpoints_is_cheaper(data):
     chosen = sorted(data.draw(st.sets(st.integers(0, count - 1), min_size=1)))
     edges = [sum(seconds[:k]) for k in range(count + 1)]
     kind = data.draw(st.sampled_from(["head", "tail", "deep", "steps"]))
-    more = {"missing": frozenset(chosen)}
+    more = {"missing_iterations": frozenset(chosen)}
     if kind == "head":
         wanted = ValueRequest(("n",), ("epoch",), place="before", **more)
         atoms = [((k, -1), edges[k], outside[k]) for k in chosen]
@@ -319,7 +319,7 @@ def test_cells_of_loops_that_were_not_counted_are_a_lower_bound():
     facts = run(EPOCHS, starts(1, 2), inner=INNER)
     deeper = ValueRequest(("n",), ("epoch", "step", "part"))
     work = survey([RunQuestion(facts, (deeper,))]).work[0]
-    assert (work.cells, work.least) == (sum(facts.loops[1].counts), True)
+    assert (work.cells, work.at_least) == (sum(facts.loops[1].counts), True)
     counted = replace(facts, deep={("step", "part"): DeepFacts([7] * len(EPOCHS))})
     work = survey([RunQuestion(counted, (deeper,))]).work[0]
-    assert (work.cells, work.least, work.about) == (7 * len(EPOCHS), False, False)
+    assert (work.cells, work.at_least, work.approximate) == (7 * len(EPOCHS), False, False)

@@ -20,7 +20,7 @@ from rearview.runtime import importer
 from rearview.runtime.loops import LoopHistory
 from rearview.runtime.session import Session
 from rearview.source.instrument import HOOK, ITER, PARTS, WALK, instrument
-from rearview.state.codecs.generators import LoopIterator, sources_of
+from rearview.state.codecs.suspended_generators import LoopIterator, sources_of
 from rearview.store.project import Project
 
 

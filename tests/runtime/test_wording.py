@@ -10,7 +10,7 @@ import rearview
 from rearview.model import ReplayReport, proof_of
 from rearview.model.wording import in_words
 from rearview.state.codecs.rng import read_global
-from rearview.state.object_walk import tidy
+from rearview.state.object_walk import readable_path
 
 ROOMS = ("runtime", "source", "frameworks", "execute")
 """Rooms in which state is named; what records hold is described in docs/schema.md."""
@@ -37,14 +37,14 @@ def test_the_source_is_searched():
 @pytest.mark.parametrize("name", internal_names())
 def test_every_internal_name_has_words(name):
     for text in (name, f"{name}[0]", f"{name}2", f"train.{name}['a'][1]", f"x, {name} at epoch=3"):
-        for said in (in_words(text), tidy(text)):
+        for said in (in_words(text), readable_path(text)):
             assert not OWN.search(said), said
             assert "[0]" not in said
 
 
 @pytest.mark.parametrize("library", [*read_global(), "devices", "modes"])
 def test_global_state_has_words(library):
-    said = tidy(f"<global state of {library}>['state'][3]")
+    said = readable_path(f"<global state of {library}>['state'][3]")
     assert said.startswith(("the random state of ", "the modes of "))
     assert "<" not in said
 

@@ -69,7 +69,7 @@ def test_the_first_difference_is_named_by_its_path(path, against):
     found = against(CHANGES[path])
     assert found is not None
     assert found.path == path
-    assert found.then != found.now
+    assert found.recorded != found.current
 
 
 def test_floats_differ_by_their_bits(against):
@@ -84,7 +84,7 @@ def test_the_same_nan_is_equal_and_zero_is_not_minus_zero(program):
     assert compare(run.anchors, run.capture()[0], then.skeleton, buffers.__getitem__) is None
     run.names["x"][1] = -0.0
     found = compare(run.anchors, run.capture()[0], then.skeleton, buffers.__getitem__)
-    assert (found.path, found.then, found.now) == ("x[1]", "0.0", "-0.0")
+    assert (found.path, found.recorded, found.current) == ("x[1]", "0.0", "-0.0")
 
 
 def test_interned_and_separate_strings_are_equal(program):
@@ -109,7 +109,7 @@ def test_equal_lists_that_are_no_longer_one_object_differ(program):
     run.names["pair"] = [[1], [1]]
     found = compare(run.anchors, run.capture()[0], then.skeleton, buffers.__getitem__)
     assert found.path == "pair[1]"
-    assert "another object" in found.now
+    assert "another object" in found.current
 
 
 def test_memory_that_is_no_longer_shared_differs(program):
@@ -133,7 +133,7 @@ def test_hashes_may_answer_for_buffers_and_paths_may_be_ignored(against):
         asked.append((then, now))
         return True
 
-    assert against(set_weight, same=same) is None or asked
+    assert against(set_weight, equal_buffers=same) is None or asked
     assert against(lambda n: n["items"].append(1), ignore=lambda path: path == "items") is None
 
 

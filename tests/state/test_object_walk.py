@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from rearview.errors import StateError
-from rearview.state.object_walk import Anchors, bare, without_weak_references
+from rearview.state.object_walk import Anchors, label_without_names, without_weak_references
 
 
 def nobody(_module):
@@ -171,7 +171,7 @@ class Phase(enum.Enum):
 def test_an_enumeration_that_was_recorded_as_a_value_is_walked_as_one():
     roots = {"global:t:Phase": Phase, "global:t:x": []}
     new = Anchors.walk(roots, project=everybody)
-    assert bare(new.signature[0]) == f"class {__name__}.Phase"
+    assert label_without_names(new.signature[0]) == f"class {__name__}.Phase"
     Anchors.walk(roots, project=everybody, signature=new.signature).check(new.signature)
     again = Anchors.walk(roots, project=everybody, signature=["builtins.list"])
     again.check(["builtins.list"])

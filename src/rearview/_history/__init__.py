@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rearview._history.run_command import Preemption, fetch_run, similar_run, start_run
     from rearview._history.run_reports import Comparison, Removal, Row, RunReport
     from rearview._history.script_inspection import inspect_script, script_of_module
-    from rearview.backfill.hand_places import Correction
+    from rearview.backfill.manual_placement import Correction
     from rearview.backfill.prepare_run import Question
     from rearview.backfill.propagation import Propagated
     from rearview.backfill.reports import (
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
         Progress,
         SegmentProgress,
     )
+    from rearview.execute.launch_command import LaunchCommand
     from rearview.execute.replay_jobs import ReplayOutcome
-    from rearview.execute.start_command import StartCommand
     from rearview.plan.facts import Machine
     from rearview.source.inspection.inspection import Answer, Inspection, LoopReport
     from rearview.store.machine import cores
@@ -53,6 +53,7 @@ __all__ = [
     "Event",
     "History",
     "Inspection",
+    "LaunchCommand",
     "LoopReport",
     "Machine",
     "MissingCells",
@@ -70,7 +71,6 @@ __all__ = [
     "Row",
     "RunReport",
     "SegmentProgress",
-    "StartCommand",
     "Table",
     "Unproved",
     "cores",
@@ -88,7 +88,7 @@ _HOMES = {
     "rearview._history.script_inspection": ("inspect_script", "script_of_module"),
     "rearview._history.run_reports": ("Comparison", "Removal", "Row", "RunReport"),
     "rearview._history.run_command": ("Preemption", "fetch_run", "similar_run", "start_run"),
-    "rearview.backfill.hand_places": ("Correction",),
+    "rearview.backfill.manual_placement": ("Correction",),
     "rearview.backfill.propagation": ("Propagated",),
     "rearview.backfill.prepare_run": ("Question",),
     "rearview.backfill.reports": (
@@ -99,7 +99,7 @@ _HOMES = {
         "Unproved",
     ),
     "rearview.execute.replay_jobs": ("ReplayOutcome",),
-    "rearview.execute.start_command": ("StartCommand",),
+    "rearview.execute.launch_command": ("LaunchCommand",),
     "rearview.execute.backfill_status": (
         "ENDED",
         "BackfillStatus",

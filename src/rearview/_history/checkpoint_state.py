@@ -177,7 +177,7 @@ def nearest(
     if CELL not in point:
         first = next(iter(point))
         cells = {
-            checkpoint.point.steps[0].shown
+            checkpoint.point.steps[0].label
             for checkpoint in all_checkpoints
             if checkpoint.point.loops[:1] == (CELL,)
             and columns_of(checkpoint.point.loops)[1:2] == [first]

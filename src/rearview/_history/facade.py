@@ -32,8 +32,8 @@ from rearview.execute.backfill_status import (
     request_workers,
     running_backfills,
 )
-from rearview.execute.start_command import (
-    StartCommand,
+from rearview.execute.launch_command import (
+    LaunchCommand,
 )
 from rearview.model import Checkpoint, Origin, Run
 from rearview.model.run import UNASKED
@@ -63,7 +63,7 @@ from rearview.store.versions.versions import WORKTREE, Versions
 
 if TYPE_CHECKING:
     from rearview.backfill.backfill import Backfiller
-    from rearview.backfill.hand_places import Correction
+    from rearview.backfill.manual_placement import Correction
     from rearview.backfill.prepare_run import Choices, Question
     from rearview.backfill.propagation import Probing, Propagated
     from rearview.backfill.reports import BackfillReport, PlanReport
@@ -400,7 +400,7 @@ class History:
             name for name in names if not any(name in probe.names for probe in probing.added)
         ]
         if unknown:
-            from rearview.backfill.obstacles import logged_outside_project
+            from rearview.backfill.find_statements import logged_outside_project
 
             raise UsageError(
                 f"{', '.join(unknown)}: nothing in the work tree logs this beyond what the newest "
@@ -433,8 +433,8 @@ class History:
         run = self.run(which)
         statements = self._backfiller.statements(self.runs())
         past = statements.past(names)
-        if past is not None and past.serving(run):
-            return past.serving(run)[0].correct(run, place, names, statement)
+        if past is not None and past.probings_for(run):
+            return past.probings_for(run)[0].correct(run, place, names, statement)
         return statements.probing.carrying(names).correct(run, place, names, statement)
 
     def corrections(self, names: Sequence[str] = ()) -> list[Correction]:
@@ -545,14 +545,14 @@ class History:
     def machine(self, *, measure: bool = False) -> Machine:
         """Return the measured speed of this machine; with `measure`, measure it again if that was long ago."""
         machines = self._backfiller.machines
-        return machines.measure() if measure and machines.due() else machines.here()
+        return machines.measure() if measure and machines.due() else machines.this_machine()
 
     def _selected(self, runs: Sequence[str] | None) -> tuple[Run, ...]:
         return tuple(self.run(which) for which in runs) if runs else tuple(self.runs())
 
     def resume(
         self, which: str = "latest", preemption: Preemption | None = None, *, source: str = "run"
-    ) -> StartCommand:
+    ) -> LaunchCommand:
         """Return the command that continues a stopped run in the folder where it ran.
 
         With `preemption`, the run can be stopped again, and is copied to `preemption.remote`.
@@ -569,7 +569,7 @@ class History:
     def notebook(self, which: str = "latest") -> bytes:
         """Return the notebook that a run executed, from the version of the run."""
         run = self.run(which)
-        name = os.path.relpath(os.path.join(run.cwd, run.script), run.home(run.cwd))  # noqa: PTH118
+        name = os.path.relpath(os.path.join(run.cwd, run.script), run.recorded_root(run.cwd))  # noqa: PTH118
         return self._versions.files(run.source)[name]
 
     def remove(self, *which: str, dry: bool = False) -> Removal:

@@ -18,14 +18,14 @@ import msgspec
 
 from rearview.config import Settings
 from rearview.errors import DamagedError, RearviewError, StoreError, UsageError
-from rearview.execute.start_command import (
-    StartCommand,
+from rearview.execute.launch_command import (
+    LaunchCommand,
     arg_values_of,
     arguments_of,
-    start_command,
+    launch_command,
 )
 from rearview.model import Run, Status
-from rearview.model.messages import Control
+from rearview.model.process_messages import Control
 from rearview.model.run import NOTEBOOK, is_notebook
 from rearview.model.secrets import redact, redact_words
 from rearview.model.wording import plural
@@ -62,7 +62,7 @@ def start_run(
     settings: Mapping[str, Any] | None = None,
     preemption: Preemption | None = None,
     cells: bool = False,
-) -> StartCommand:
+) -> LaunchCommand:
     """Return the command that records a script or module, started from the current folder.
 
     With `cells`, the script is divided into cells, and each point names its cell. With `preemption`, a run
@@ -87,20 +87,20 @@ def start_run(
     if preemption is None and notebook:
         return _start_notebook(control, folder)
     if preemption is None:
-        return start_command(control, os.environ, folder)
+        return launch_command(control, os.environ, folder)
     return _start_or_resume(control, preemption, folder)
 
 
-def _start_notebook(control: Control, folder: Path) -> StartCommand:
+def _start_notebook(control: Control, folder: Path) -> LaunchCommand:
     """Return the command of a notebook's kernel; reserve the run's id, because outputs go to its folder."""
     try:
         runs = Runs(Project.create(Path(control.root)))
         control = msgspec.structs.replace(control, run=runs.reserve())
     except (StoreError, OSError):
-        return start_command(
+        return launch_command(
             control, os.environ, folder
         )  # the launcher warns that nothing is recorded
-    command = start_command(control, os.environ, folder)
+    command = launch_command(control, os.environ, folder)
     return replace(command, run_folder=runs.folder(str(control.run)))
 
 
@@ -122,11 +122,11 @@ def _root_of_script(target: str, folder: Path) -> Path:
     return root
 
 
-def _start_or_resume(control: Control, preemption: Preemption, folder: Path) -> StartCommand:
+def _start_or_resume(control: Control, preemption: Preemption, folder: Path) -> LaunchCommand:
     try:
         project = Project.create(Path(control.root))
     except StoreError:
-        return start_command(
+        return launch_command(
             control, os.environ, folder
         )  # the launcher warns that nothing is recorded
     control = msgspec.structs.replace(
@@ -147,10 +147,10 @@ def _start_or_resume(control: Control, preemption: Preemption, folder: Path) -> 
     run = stopped_run(runs.all(), control)
     if run is None and preemption.waits:
         control = msgspec.structs.replace(control, run=_reserved_id(project, control))
-        command = start_command(control, os.environ, folder)
+        command = launch_command(control, os.environ, folder)
         return replace(command, run_folder=runs.folder(str(control.run)))
     if run is None:
-        return start_command(control, os.environ, folder)
+        return launch_command(control, os.environ, folder)
     if run.attempts >= preemption.retries:
         raise UsageError(
             f"Run {run.id} was resumed {plural(preemption.retries, 'time')} and never ended. Look at its "
@@ -162,7 +162,7 @@ def _start_or_resume(control: Control, preemption: Preemption, folder: Path) -> 
     control = msgspec.structs.replace(control, resume=run.id)
     run_folder = runs.folder(run.id)
     env = environment_of(run, run_folder, os.environ, resumes=True)
-    command = start_command(control, env, folder, hash_seed=run.facts.hash_seed)
+    command = launch_command(control, env, folder, hash_seed=run.facts.hash_seed)
     versions = Versions(project, Settings.read(project.store))
     notes = (*source_note(versions, run), *environment_note(run_folder))
     return replace(command, run_folder=run_folder, notes=notes)
@@ -309,7 +309,7 @@ class RunResumer:
 
     def command(
         self, run: Run, preemption: Preemption | None, *, from_worktree: bool
-    ) -> StartCommand:
+    ) -> LaunchCommand:
         """Return the command that continues `run`; see `History.resume`."""
         self._check_resumable(run)
         control = Control(
@@ -325,8 +325,8 @@ class RunResumer:
         )
         run_folder = self.runs.folder(run.id)
         env = environment_of(run, run_folder, os.environ, resumes=True)
-        folder = Path(run.now(run.cwd, os.path.realpath(self.project.root)))
-        command = start_command(control, env, folder, hash_seed=run.facts.hash_seed)
+        folder = Path(run.current_path(run.cwd, os.path.realpath(self.project.root)))
+        command = launch_command(control, env, folder, hash_seed=run.facts.hash_seed)
         if control.source:
             text = f"the run continues with the source of the work tree ({control.source[:12]})"
             source_notes: tuple[str, ...] = (

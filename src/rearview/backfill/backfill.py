@@ -1,8 +1,8 @@
-"""Fill missing values of past runs, in four steps.
+"""Fill missing values of past runs. A `Backfiller` does this in four steps.
 
-1. `missing` finds the runs that lack values, and the statements that would log them.
+1. `missing` finds the runs that lack values, and the statements that log these values.
 2. `plan` chooses the segments that must run again, and predicts their cost; nothing runs.
-3. `run` runs the segments on an executor, and corrects the next predictions by the real seconds.
+3. `run` runs the segments on an executor, and corrects later predictions by the seconds that replays really took.
 4. `report` says which values were filled, and whether the replays were exact.
 """
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 from rearview.backfill.coverage import SelectedIterations, merge_ranges
-from rearview.backfill.hand_places import Corrections
+from rearview.backfill.find_statements import StatementSources
 from rearview.backfill.machine_speed import (
     WORTH_MEASURING,
     Machines,
@@ -24,8 +24,8 @@ from rearview.backfill.machine_speed import (
     read_cost_corrections,
     save_cost_corrections,
 )
-from rearview.backfill.obstacles import changed_inputs
-from rearview.backfill.prepare_run import PreparedRun, Question, RunPreparer
+from rearview.backfill.manual_placement import Corrections
+from rearview.backfill.prepare_run import PreparedRun, Question, RunPreparer, changed_inputs
 from rearview.backfill.propagation import Probing
 from rearview.backfill.reports import (
     BackfillReport,
@@ -36,14 +36,13 @@ from rearview.backfill.reports import (
     Unproved,
 )
 from rearview.backfill.segment_claims import SegmentClaims
-from rearview.backfill.shared_setup import (
+from rearview.backfill.setup_sharing import (
     SharedStages,
     read_obstacles,
-    runs_with_earlier_lead,
+    runs_with_earlier_imports,
     save_obstacles,
     shared_stages,
 )
-from rearview.backfill.statement_sources import StatementSources
 from rearview.config import Settings
 from rearview.errors import RearviewError, StoreError, UsageError
 from rearview.execute.backfill_status import Progress, StatusFile, running_backfills
@@ -52,7 +51,7 @@ from rearview.execute.local import FORK_SERVER_SUPPORTED, Local
 from rearview.execute.replay_jobs import ReplayJobs, ReplayOutcome
 from rearview.execute.run_plan import Pool
 from rearview.model import Plan, Run, Segment
-from rearview.model.messages import ReplayFailure
+from rearview.model.process_messages import ReplayFailure
 from rearview.model.wording import plural
 from rearview.plan.cost import refine, speed
 from rearview.plan.divide_work import divide
@@ -73,35 +72,36 @@ from rearview.store.values import FAMILIES
 from rearview.store.versions.versions import Versions
 
 FEW_RUNS = 3
-"""Up to this many runs are named; more are counted."""
+"""Most runs that a message lists by id; if there are more, the message gives their number."""
 MAX_PLACES = 3
-"""Places at which a carried statement is tried in a version."""
+"""Most places in a version at which a carried statement is tried."""
 GROWTH = 4
-"""A plan has segments for this many times its workers, where dividing costs next to nothing."""
+"""Number of segments per worker that a plan may have, if dividing the work costs almost nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class MissingValues:
-    """The runs that lack requested values, ready to be planned, and those that are refused."""
+    """The runs that lack requested values, prepared for `Backfiller.plan`, and the runs that are refused."""
 
     prepared: dict[str, PreparedRun] = field(default_factory=dict)
-    """By run."""
+    """Id of a run -> the prepared run."""
     refusals: list[Refusal] = field(default_factory=list)
     statements: StatementSources | None = None
-    """The sources of statements, and their places in each version."""
+    """The statements that log the names, and their places in each version."""
     other_scripts: list[Run] = field(default_factory=list)
-    """Runs that are left out because they ran another script than the runs that log the names."""
+    """Runs that are left out because the names are logged in another script than the one they ran."""
 
 
 @dataclass(frozen=True, slots=True)
 class _PoolResult:
     outcomes: list[ReplayOutcome]
     filled_elsewhere: int
+    """Number of segments that another backfill filled, wholly or in part."""
 
 
 @dataclass
 class Backfiller:
-    """Answers questions about the runs of one project by replaying."""
+    """Fills missing values in the runs of one project by replaying parts of them."""
 
     project: Project
     settings: Settings
@@ -117,7 +117,7 @@ class Backfiller:
 
     @cached_property
     def corrections(self) -> Corrections:
-        """Places in past versions that the user chose for statements."""
+        """The places in past versions that the user set manually for statements."""
         return Corrections(self.project.store / "corrections.json")
 
     @cached_property
@@ -125,15 +125,15 @@ class Backfiller:
         return RunPreparer(self.project, self.runs, self.versions, self.checkpoints, self.machines)
 
     def probing(self, runs: Sequence[Run], sure: float | None = None) -> Probing:
-        """Return the probes in the work tree, for the versions of `runs`.
+        """Return the `Probing` that inserts the probes of the work tree into the versions of `runs`.
 
-        `sure` replaces the setting `propagation`.
+        `sure` overrides the setting `propagation`.
         """
-        least = self.settings.propagation if sure is None else sure
-        return Probing(self.versions, runs, self.corrections, sure=least)
+        least_confidence = self.settings.propagation if sure is None else sure
+        return Probing(self.versions, runs, self.corrections, sure=least_confidence)
 
     def statements(self, runs: Sequence[Run], sure: float | None = None) -> StatementSources:
-        """Return the statements of the work tree and of past versions, for the versions of `runs`."""
+        """Return the log statements of the work tree and of past versions, for the versions of `runs`."""
         return StatementSources(self.probing(runs, sure))
 
     def backfill(
@@ -143,17 +143,17 @@ class Backfiller:
         progress: Progress | None = None,
         planned: PlanReport | None = None,
     ) -> BackfillReport:
-        """Fill the names of a question in `runs`; `planned` is its plan if there is one already."""
+        """Fill the names of a question in `runs`; `planned` is the plan if one was already made."""
         started = time.monotonic()
         if planned is None:
             planned = self.plan(question, self.missing(question, runs))
         result = self.run(planned, question, progress)
         report = self.report(planned, question, result, time.monotonic() - started)
         for _ in range(MAX_PLACES - 1):
-            again = self._try_other_places(question, planned, report, runs, progress)
-            if again is None:
+            retried = self._try_other_places(question, planned, report, runs, progress)
+            if retried is None:
                 break
-            report, planned = again
+            report, planned = retried
         return replace(report, seconds=time.monotonic() - started)
 
     def _try_other_places(
@@ -164,10 +164,11 @@ class Backfiller:
         runs: Sequence[Run],
         progress: Progress | None,
     ) -> tuple[BackfillReport, PlanReport] | None:
-        """Return report and plan after carried statements that failed were moved; None if none was.
+        """Move carried statements that failed to their next likely places, and replay their runs again.
 
-        A carried statement is at a wrong place if it reads a name that does not exist, or logs another
-        kind of value than in other versions. The next likely place is tried, or the run is refused.
+        Return the combined report and plan, or None if no statement was moved. A place is wrong if the statement
+        reads a name that does not exist there, or logs another kind of value than in other versions. A run is refused
+        if there is no further place.
         """
         statements = planned.statements
         failed = {
@@ -177,47 +178,49 @@ class Backfiller:
         }
         if statements is None or not failed or not question.names:
             return None
-        moved: dict[str, str] = {}
-        done: set[str] = set()
+        errors_of_moved: dict[str, str] = {}
+        moved_versions: set[str] = set()
         for run in (run for run in runs if run.id in failed):
             prepared, outcome = planned.prepared[run.id], failed[run.id]
             assert outcome.probe is not None
             names = prepared.request.names
-            if run.version in done or (
+            if run.version in moved_versions or (
                 statements.is_carried(run, names, prepared.request.probes.source)
                 and statements.disprove(run, names, outcome.probe, f"it raised {outcome.raised}")
             ):
-                done.add(run.version)
-                moved[run.id] = f"{outcome.probe[0]}:{outcome.probe[1]} raised {outcome.raised}"
-        if not moved:
+                moved_versions.add(run.version)
+                errors_of_moved[run.id] = (
+                    f"{outcome.probe[0]}:{outcome.probe[1]} raised {outcome.raised}"
+                )
+        if not errors_of_moved:
             return None
-        moved_runs = [run for run in runs if run.id in moved]
+        moved_runs = [run for run in runs if run.id in errors_of_moved]
         replanned = self.plan(question, self.missing(question, moved_runs, statements))
         result = self.run(replanned, question, progress)
-        second = self.report(replanned, question, result, 0.0)
-        placed = {segment.run for segment in replanned.plan.segments}
-        combined = replace(
+        second_report = self.report(replanned, question, result, 0.0)
+        replayed_runs = {segment.run for segment in replanned.plan.segments}
+        combined_report = replace(
             report,
             outcomes=[
-                *(each for each in report.outcomes if each.run not in moved),
-                *second.outcomes,
+                *(each for each in report.outcomes if each.run not in errors_of_moved),
+                *second_report.outcomes,
             ],
-            refusals=[*report.refusals, *second.refusals],
+            refusals=[*report.refusals, *second_report.refusals],
             replaced=(
                 *report.replaced,
                 *(
-                    f"run {run}: the statement at {why}; it was put at the next likely place"
-                    for run, why in moved.items()
-                    if run in placed
+                    f"run {run}: the statement at {error}; it was put at the next likely place"
+                    for run, error in errors_of_moved.items()
+                    if run in replayed_runs
                 ),
             ),
-            event_files=tuple(dict.fromkeys((*report.event_files, *second.event_files))),
+            event_files=tuple(dict.fromkeys((*report.event_files, *second_report.event_files))),
         )
         prepared_runs = {**planned.prepared, **replanned.prepared}
-        return combined, replace(replanned, prepared=prepared_runs, statements=statements)
+        return combined_report, replace(replanned, prepared=prepared_runs, statements=statements)
 
     def replay(self, run: Run, question: Question, progress: Progress | None) -> BackfillReport:
-        """Replay a run with its recorded source, plus any probes of the work tree, and prove it."""
+        """Replay a run with its recorded source and any probes of the work tree; report if the replay was exact."""
         started = time.monotonic()
         if question.at:
             parse_at(question.at)
@@ -230,15 +233,15 @@ class Backfiller:
     def missing(
         self, question: Question, runs: Sequence[Run], statements: StatementSources | None = None
     ) -> MissingValues:
-        """Return which of `runs` lack values of the names, in the requested iterations."""
+        """Return those of `runs` that lack values of the question's names in its iterations, prepared for `plan`."""
         if question.at:
-            parse_at(question.at)  # raises here instead of once per run
+            parse_at(question.at)  # if it is invalid, this raises once, not for every run
         selected = self._select(question.where, runs)
         if statements is None:
             statements = self.statements(self.runs.all(), question.sure)
         kinds: dict[str, str] | None = None
         recorded = self._recorded_names(question.names, runs)
-        missing = MissingValues(statements=statements)
+        result = MissingValues(statements=statements)
         failures: list[tuple[Run, RearviewError]] = []
         for order, run in enumerate(runs):
             names = tuple(name for name in question.names if (run.id, name) not in recorded)
@@ -256,36 +259,38 @@ class Backfiller:
             source = prepared.request.probes.source
             if recorded and statements.is_carried(run, prepared.request.names, source):
                 if kinds is None:
-                    kinds = self._kinds({name for _, name in recorded})
+                    kinds = self._value_families({name for _, name in recorded})
                 prepared = replace(prepared, request=replace(prepared.request, kinds=kinds))
-            missing.prepared[run.id] = prepared
-        scripts = {each.run.script for each in missing.prepared.values()}
-        scripts |= {run.script for run in runs if any(run.id == of for of, _ in recorded)}
+            result.prepared[run.id] = prepared
+        scripts = {each.run.script for each in result.prepared.values()}
+        scripts |= {run.script for run in runs if any(run.id == run_id for run_id, _ in recorded)}
         for run, failure in failures:
             if not question.runs and scripts and self._ran_other_script(run, scripts):
-                missing.other_scripts.append(run)
+                result.other_scripts.append(run)
             else:
-                missing.refusals.append(Refusal(run.id, str(failure), failure.general))
-        return missing
+                result.refusals.append(Refusal(run.id, str(failure), failure.general))
+        return result
 
-    def _kinds(self, names: Collection[str]) -> dict[str, str]:
-        """Return the kind of the values that runs logged themselves, for names with one kind only."""
+    def _value_families(self, names: Collection[str]) -> dict[str, str]:
+        """Return name -> family of its recorded values, such as "a number", for names with only one family."""
         self.tables.refresh()
-        some = ", ".join(map(quoted, sorted(names)))
+        quoted_names = ", ".join(map(quoted, sorted(names)))
         rows = self.tables.sql(
-            f"SELECT DISTINCT name, kind FROM records WHERE name IN ({some}) "  # noqa: S608
+            f"SELECT DISTINCT name, kind FROM records WHERE name IN ({quoted_names}) "  # noqa: S608
             "AND origin = 'recorded'"
         )
-        kinds_by_name: dict[str, set[str]] = {}
+        families: dict[str, set[str]] = {}
         for row in rows:
             if row["kind"] in FAMILIES:
-                kinds_by_name.setdefault(row["name"], set()).add(FAMILIES[row["kind"]])
-        return {name: next(iter(kinds)) for name, kinds in kinds_by_name.items() if len(kinds) == 1}
+                families.setdefault(row["name"], set()).add(FAMILIES[row["kind"]])
+        return {
+            name: next(iter(of_name)) for name, of_name in families.items() if len(of_name) == 1
+        }
 
     def _ran_other_script(self, run: Run, scripts: Collection[str]) -> bool:
         """Return True if the script of a run is none of `scripts`, and is still in the project.
 
-        A script that is gone may have been renamed to one of them.
+        If the script is gone, it may have been renamed to one of `scripts`.
         """
         return run.script not in scripts and (self.project.root / run.script).is_file()
 
@@ -295,13 +300,15 @@ class Backfiller:
         incomplete = [
             each
             for each in prepared.values()
-            if each.request.missing is None or each.request.missing
+            if each.request.missing_iterations is None or each.request.missing_iterations
         ]
         if self._may_share_start(question):
-            followers = runs_with_earlier_lead({each.run.id: each.lead for each in incomplete})
+            sharing_runs = runs_with_earlier_imports(
+                {each.run.id: each.leading_imports for each in incomplete}
+            )
             incomplete = [
                 each.with_shared_start()
-                if each.run.id in followers
+                if each.run.id in sharing_runs
                 else each.with_shareable_start()
                 for each in incomplete
             ]
@@ -312,9 +319,10 @@ class Backfiller:
             *(Refusal(run, reason, reason) for run, reason in surveyed.refusals),
         ]
         workers = self._workers(question.workers, (each.run for each in incomplete))
-        rerun = self.settings.rerun and bool(question.names)  # `replay` asks for the checkpoints
+        # without names, the replay is to prove that restoring checkpoints works
+        rerun = self.settings.rerun and bool(question.names)
         plan = divide(surveyed, workers=workers, budget=question.budget, growth=GROWTH, rerun=rerun)
-        again = {segment.run for segment in plan.segments}
+        replayed_runs = {segment.run for segment in plan.segments}
         shared = SharedStages({})
         if self._may_share_start(question):
             obstacles = read_obstacles(self.project.cache)
@@ -324,18 +332,18 @@ class Backfiller:
             refusals,
             MissingCells(
                 sum(work.cells for work in surveyed.work),
-                about=any(work.about for work in surveyed.work),
-                least=any(work.least for work in surveyed.work),
+                approximate=any(work.approximate for work in surveyed.work),
+                at_least=any(work.at_least for work in surveyed.work),
             ),
             changed_inputs=self._changed_inputs(incomplete),
             environment_differences=self._environment_differences(incomplete),
-            notes=[*_rerun_notes(plan), *self._notes(question, missing, incomplete, again)],
+            notes=[*_rerun_notes(plan), *self._notes(question, missing, incomplete, replayed_runs)],
             unproved=[
                 Unproved(run, each.unproved) for run, each in prepared.items() if each.unproved
             ],
             explaining=partial(explain, surveyed, plan, rerun=rerun),
             insertions=_insertions(
-                missing.statements, [each for run, each in prepared.items() if run in again]
+                missing.statements, [each for run, each in prepared.items() if run in replayed_runs]
             ),
             prepared=prepared,
             statements=missing.statements,
@@ -349,10 +357,14 @@ class Backfiller:
         segments, prepared = planned.plan.segments, planned.prepared
         local = question.on == "local"
         replays = ReplayJobs(self.project, self.versions, self.runs, fold=local)
-        leads = Counter(
-            prepared[segment.run].lead for segment in segments if self._may_share_start(question)
+        import_counts = Counter(
+            prepared[segment.run].leading_imports
+            for segment in segments
+            if self._may_share_start(question)
         )
-        shared = {lead for lead, count in leads.items() if lead is not None and count > 1}
+        shared = {
+            leading for leading, count in import_counts.items() if leading is not None and count > 1
+        }
         runs = {segment.run: prepared[segment.run].run for segment in segments}
         executor = self._executor(question, runs.values())
         with StatusFile(self.project, question.names, question.on).open() as status:
@@ -365,8 +377,8 @@ class Backfiller:
                 if exc.errno in FULL:
                     raise self._disk_full(exc) from exc
                 raise
-        self._learn(claims.planned, outcomes, prepared)
-        # only processes of this machine share a set-up
+        self._correct_predictions(claims.planned, outcomes, prepared)
+        # an executor on other machines shares no set-up
         if unshared := getattr(executor, "unshared", None):
             save_obstacles(self.project.cache, unshared)
         return _PoolResult(outcomes, len(pool.filled_elsewhere))
@@ -374,7 +386,7 @@ class Backfiller:
     def report(
         self, planned: PlanReport, question: Question, result: _PoolResult, seconds: float
     ) -> BackfillReport:
-        """Return the report on a backfill."""
+        """Return the report on a backfill of `seconds`, with the outcomes in `result`."""
         runs = {segment.run for segment in planned.plan.segments}
         return BackfillReport(
             outcomes=result.outcomes,
@@ -388,15 +400,18 @@ class Backfiller:
         )
 
     def _event_files(self, outcomes: Sequence[ReplayOutcome]) -> tuple[str, ...]:
-        """Return the folders in which replays left event files, one for each run."""
-        place = self.project.store / EVENT_FILES
-        runs = {each.run for each in outcomes if (place / each.run / each.replay).is_dir()}
-        return tuple(str(place / run) for run in sorted(runs))
+        """Return the folders of runs for which replays wrote TensorBoard event files."""
+        folder = self.project.store / EVENT_FILES
+        runs = {each.run for each in outcomes if (folder / each.run / each.replay).is_dir()}
+        return tuple(str(folder / run) for run in sorted(runs))
 
     def _select(
         self, where: str | None, runs: Sequence[Run]
     ) -> dict[str, SelectedIterations | None] | None:
-        """Return the runs that a condition selects, with iterations; None: all runs, or all of a run."""
+        """Return id of a run -> iterations, for the runs that the condition `where` selects.
+
+        None means all runs; for a run, None means all its iterations.
+        """
         if where is None:
             return None
         self.tables.refresh()
@@ -404,8 +419,8 @@ class Backfiller:
         spans = [
             span
             for skip in (0, 1)
-            if (some := [run.id for run in runs if run.has_cells == bool(skip)])
-            for span in self.tables.iteration_ranges(where, some, skip=skip)
+            if (run_ids := [run.id for run in runs if run.has_cells == bool(skip)])
+            for span in self.tables.iteration_ranges(where, run_ids, skip=skip)
         ]
         for span in spans:
             iterations = selected.setdefault(span.run, {})
@@ -416,10 +431,10 @@ class Backfiller:
         return selected
 
     def _recorded_names(self, names: Sequence[str], runs: Sequence[Run]) -> set[tuple[str, str]]:
-        """Return (run, name) for those of `names` that runs logged themselves."""
+        """Return (run, name) for each of `names` that a run logged when it was recorded."""
         folders = {run.id: self.runs.folder(run.id) for run in runs}
         if any(map(has_long_lines, folders.values())):
-            self.tables.refresh()  # seals them
+            self.tables.refresh()  # seals the record files, which are then read faster
         return {
             (run, name)
             for run, folder in folders.items()
@@ -427,10 +442,10 @@ class Backfiller:
         }
 
     def _survey(self, incomplete: Sequence[PreparedRun]) -> Survey:
-        """Return the work that must run again; this machine is measured first if that is worth the time."""
+        """Return the work that must run again; measure this machine before, if that is worth the time."""
         corrections = read_cost_corrections(self.project.cache, self.machines.name)
         questions = [each.question() for each in incomplete]
-        this_machine = self.machines.here()
+        this_machine = self.machines.this_machine()
         surveyed = survey(questions, machine=this_machine, corrections=corrections)
         if self._is_worth_measuring(surveyed, this_machine):
             surveyed = survey(questions, machine=self.machines.measure(), corrections=corrections)
@@ -441,19 +456,19 @@ class Backfiller:
 
         A short plan for runs of this machine needs no measurement.
         """
-        elsewhere = any(
+        recorded_elsewhere = any(
             work.facts.machine and work.facts.machine.name != this_machine.name
             for work in surveyed.work
         )
         long = sum(work.seconds for work in surveyed.work) > WORTH_MEASURING
-        return (elsewhere or long) and self.machines.due()
+        return (recorded_elsewhere or long) and self.machines.due()
 
     def _notes(
         self,
         question: Question,
         missing: MissingValues,
         incomplete: Sequence[PreparedRun],
-        again: set[str],
+        replayed_runs: set[str],
     ) -> list[str]:
         """Return sentences that the user should read before the plan runs."""
         notes: list[str] = []
@@ -464,12 +479,12 @@ class Backfiller:
                 "another script"
             )
         if missing.statements is not None:
-            if again or missing.refusals:
+            if replayed_runs or missing.refusals:
                 notes += map(str, missing.statements.used)
             with_probes = [
                 (each.run.version, each.request.probes)
                 for run, each in missing.prepared.items()
-                if run in again
+                if run in replayed_runs
             ]
             if with_probes:
                 notes += missing.statements.probing.renaming.sentences(with_probes)
@@ -481,37 +496,37 @@ class Backfiller:
         return notes
 
     def _simultaneous_backfills(self, names: Sequence[str]) -> list[str]:
-        """Return a sentence for each running backfill that fills some of the same names."""
+        """Return a sentence for each running backfill that fills some of `names`."""
         return [
-            f"backfill {other.id} is filling {', '.join(both)} now; its cells are not filled twice"
-            for other in running_backfills(self.project)
-            if (both := [name for name in names if name in other.names])
+            f"backfill {running.id} is filling {', '.join(common)} now; its cells are not filled twice"
+            for running in running_backfills(self.project)
+            if (common := [name for name in names if name in running.names])
         ]
 
     def _changed_inputs(self, prepared: Iterable[PreparedRun]) -> list[str]:
-        """Return a sentence for each input file that changed since runs read it."""
+        """Return a sentence for each input file that changed after runs read it."""
         runs_by_path: dict[str, list[str]] = {}
         for each in prepared:
             for path in changed_inputs(each.run, *self._preparer.stored_files(each.run)):
                 runs_by_path.setdefault(str(path), []).append(each.run.id)
-        return [f"{path} is not what {_named(runs)} read" for path, runs in runs_by_path.items()]
+        return [f"{path} is not what {_listed(runs)} read" for path, runs in runs_by_path.items()]
 
     def _environment_differences(self, prepared: Iterable[PreparedRun]) -> list[str]:
-        """Return a phrase for each environment variable that changed since runs read it."""
+        """Return a phrase for each environment variable whose value differs from the one that runs read."""
         runs_by_phrase: dict[str, list[str]] = {}
         for each in prepared:
             for phrase in environment_differences(self.runs.folder(each.run.id), os.environ):
                 runs_by_phrase.setdefault(phrase, []).append(each.run.id)
-        return [f"{phrase} ({_named(runs)})" for phrase, runs in sorted(runs_by_phrase.items())]
+        return [f"{phrase} ({_listed(runs)})" for phrase, runs in sorted(runs_by_phrase.items())]
 
     def _may_share_start(self, question: Question) -> bool:
-        """Return True if replays with the same leading imports may be forked from one process."""
+        """Return True if replays with equal leading imports may be forked from one process."""
         return self.settings.shared_start and question.on == "local" and FORK_SERVER_SUPPORTED
 
     def _workers(self, workers: int | None, runs: Iterable[Run]) -> int:
         """Return how many replays run at once: by default as many as there are cores for."""
-        needed = max(map(cores_of, runs), default=1)
-        return workers or self.settings.workers or max(1, cores() // needed)
+        cores_per_run = max(map(cores_of, runs), default=1)
+        return workers or self.settings.workers or max(1, cores() // cores_per_run)
 
     def _executor(self, question: Question, runs: Iterable[Run]) -> Executor:
         if question.on == "local":
@@ -533,19 +548,20 @@ class Backfiller:
             slug="disk-full",
         )
 
-    def _learn(
+    def _correct_predictions(
         self,
         planned: Mapping[str, Segment],
         outcomes: Sequence[ReplayOutcome],
         prepared: Mapping[str, PreparedRun],
     ) -> None:
-        """Correct the next predictions by the seconds that replays really took.
+        """Correct later predictions by the seconds that replays really took.
 
-        The seconds of a shared start count as predicted, whether it was shared or not.
+        `planned` maps a replay to its segment, if all of the segment ran. To compare like with like, seconds that a
+        shared start really saved are added to the real seconds, and those that it was expected to save are subtracted.
         """
         cache, machine = self.project.cache, self.machines.name
         corrections = read_cost_corrections(cache, machine)
-        this_machine = self.machines.here()
+        this_machine = self.machines.this_machine()
         for outcome in outcomes:
             segment = planned.get(outcome.replay.removesuffix("-again"))
             if segment and outcome.report.finished and not outcome.report.error:
@@ -557,23 +573,23 @@ class Backfiller:
 
 
 def _rerun_notes(plan: Plan) -> list[str]:
-    """Return a sentence on the runs that run again from their start instead of restoring checkpoints."""
+    """Return a sentence about the runs that the plan runs again from the start, without restoring checkpoints."""
     runs = [segment.run for segment in plan.segments if segment.rerun]
     if not runs:
         return []
     verb, each = ("run", " each") if len(runs) > 1 else ("runs", "")
     why = "restoring checkpoints would not be noticeably faster"
-    return [f"{_named(runs)} {verb} again from the start, in one process{each}: {why}"]
+    return [f"{_listed(runs)} {verb} again from the start, in one process{each}: {why}"]
 
 
-def _named(runs: Sequence[str]) -> str:
+def _listed(runs: Sequence[str]) -> str:
     return f"run {', '.join(runs)}" if len(runs) <= FEW_RUNS else f"{len(runs)} runs"
 
 
 def _insertions(
     statements: StatementSources | None, prepared: Sequence[PreparedRun]
 ) -> list[Insertion]:
-    """Return the statements that are inserted into the source of runs, once for runs with the same source."""
+    """Return the statements that are inserted into the source of runs; runs with equal diffs are listed together."""
     if statements is None:
         return []
     runs: dict[str, list[str]] = {}

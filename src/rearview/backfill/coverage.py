@@ -1,8 +1,8 @@
-"""Which values earlier replays have filled, so that none is computed twice and none is left out.
+"""Find which values earlier replays have filled, so that each missing value is computed, and only once.
 
-A *cell* is the smallest part of a name's values that a replay can fill: an iteration of the main loop, or all
-that is logged before the loop (`head`) or after it (`tail`). A replay counts if it was exact and logged the
-name in the same way.
+A *cell* is the smallest part of a name's values that a replay can fill: the values of one iteration of the main loop, or
+those from before the loop (`head`) or after the loop (`tail`). Only the values of an exact replay count, and only if
+the replay logged the name by equal statements.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rearview.model import ReplayStart, Verdict
-from rearview.model.replay_start import LoopLimit
+from rearview.model.process_messages import LoopLimit
 from rearview.model.run import name_of
 from rearview.plan.facts import At, InnerIterations, LoopFacts
 from rearview.source.probes.probe import Probe, Probes
@@ -20,18 +20,19 @@ from rearview.store.runs import Replay
 from rearview.store.tables.tables import IterationRange
 
 SelectedIterations = dict[int, IterationRange]
-"""By iteration of the outermost loop, the inner iterations that a condition selects in it; a range that names no inner loop
-selects the whole iteration."""
+"""Iteration of the outermost loop -> the inner iterations that a condition (`--where`) selects in it. A range that
+names no inner loop selects the whole iteration.
+"""
 Cell = int | str
 """An iteration of the main loop, `head` or `tail`."""
 ALL = 1 << 62
-"""End of a range of iterations without an upper bound."""
+"""End of a range of iterations that has no upper bound."""
 DigestOf = Callable[[str], str]
-"""Returns a text for a name; equal for two versions that log the name in the same way."""
+"""Returns a digest of the statements that log a name in a version; equal digests mean equal values."""
 
 
 def merge_ranges(first: IterationRange | None, second: IterationRange) -> IterationRange:
-    """Return one range that contains two ranges of the same outer iteration.
+    """Return the smallest range that contains two ranges of one outer iteration.
 
     >>> a, b, c = (IterationRange("r", ("epoch", "step"), 3, 4, 6),
     ...            IterationRange("r", ("epoch", "step"), 3, 8, 9),
@@ -52,10 +53,10 @@ def merge_ranges(first: IterationRange | None, second: IterationRange) -> Iterat
 def inner_spans(
     selected: SelectedIterations, probes: Probes, names: Sequence[str], loops: Sequence[LoopFacts]
 ) -> InnerIterations | None:
-    """Return the selected iterations of an inner loop, if all of `names` are logged in that loop.
+    """Return the selected iterations of the inner loop in which all of `names` are logged.
 
-    None selects whole iterations of the outermost loop; also if several inner loops have the name that
-    the selection uses. `loops` are the outermost loop of the run and those directly inside it.
+    Return None if there is no such loop, or several have the name that the selection uses: then whole iterations of
+    the outermost loop are selected. `loops` are the outermost loop of the run and the loops directly inside it.
     """
     main, *inner = (loop.name for loop in loops)
     selected_names = {span.loops[1] for span in selected.values() if len(span.loops) > 1}
@@ -74,31 +75,33 @@ def inner_spans(
 
 
 def _runs_only_in(probe: Probe, main: str, inner: str) -> bool:
-    """Return True if a statement runs in the inner loop alone and needs no other loop to run."""
+    """Return True if a statement runs only in the loop `inner`, and does not depend on values of other loops."""
     inside = all(path[:2] == (main, inner) for path in probe.paths)
     return bool(probe.paths) and inside and not probe.feeding_loops
 
 
 @dataclass(frozen=True, slots=True)
 class CoverageQuery:
-    """The part of a request for one run that decides which earlier replays count."""
+    """The facts about a request for one run that decide which earlier replays count."""
 
     version: str
-    """The source with the probes in it."""
+    """The version that contains the probes."""
     main: str | None
-    """Id of the loop that is divided among segments."""
+    """Id of the main loop, which is divided among segments; None if no loop can be divided."""
     count: int
-    """How many iterations that loop had."""
+    """Number of iterations of the main loop."""
     at: tuple[At, ...]
-    settled: float = math.inf
-    """When the run recorded its last value. A later replay that found nothing to compare with will
-    never be proved, so its values count as filled; `inf`: they do not."""
+    """The iterations that the user selected."""
+    recorded_until: float = math.inf
+    """Time of the run's last record. If a later replay found nothing to compare with, it can never be proved, so
+    its values count as filled. With `inf`, unproved values never count.
+    """
     within: InnerIterations | None = None
-    """Iterations of the inner loop that are requested; None: all."""
+    """Requested iterations of an inner loop; None means all."""
 
     @property
     def limits(self) -> tuple[LoopLimit, ...]:
-        """Requested iterations of other loops than the main one, as they are stored with a replay."""
+        """The selected iterations of loops other than the main loop, in the form that is stored with a replay."""
         main = None if self.main is None else name_of(self.main)
         return tuple((at.loop, at.first, at.last, at.single) for at in self.at if at.loop != main)
 
@@ -111,25 +114,27 @@ def missing_values(
     digest_of: DigestOf,
     selected: frozenset[int] | None,
 ) -> tuple[tuple[str, ...], frozenset[int] | None]:
-    """Return the names that lack values, and the iterations of the main loop that lack them.
+    """Return (names that lack values, iterations of the main loop that lack values).
 
-    None as iterations means all of them. Only `selected` iterations count (None: all). If no value is
-    missing, the names are returned with no iterations.
+    Iterations of None mean all. Only values in the `selected` iterations are searched; None means in all. If no
+    value is missing, return all `names` and no iterations.
     """
-    missing = {
+    iterations_by_name = {
         name: missing_iterations(query, replays, name, probes.of(name), digest_of) for name in names
     }
     incomplete = tuple(
         name
-        for name, iterations in missing.items()
+        for name, iterations in iterations_by_name.items()
         if iterations is None or (iterations if selected is None else iterations & selected)
     )
     if names and not incomplete:
         return names, frozenset()
-    in_main = [missing[name] for name in incomplete if _runs_in_main(query, probes.of(name))]
+    in_main = [
+        iterations_by_name[name] for name in incomplete if _runs_in_main(query, probes.of(name))
+    ]
     if not in_main or None in in_main:
         return incomplete, None
-    return incomplete, frozenset[int]().union(*(some for some in in_main if some))
+    return incomplete, frozenset[int]().union(*(iterations for iterations in in_main if iterations))
 
 
 def missing_iterations(
@@ -139,14 +144,11 @@ def missing_iterations(
     probes: Sequence[Probe],
     digest_of: DigestOf,
 ) -> frozenset[int] | None:
-    """Return the iterations of the main loop for which no replay that counts filled `name`.
-
-    None means all of them.
-    """
+    """Return the iterations of the main loop in which no replay that counts has filled `name`; None means all."""
     counting = [replay for replay in replays if _counts(query, replay, name, digest_of)]
     if not counting:
         return None
-    # replays of older stores did not record whether they covered the ends
+    # the replays in older stores did not record whether they covered head and tail
     with_ends = [replay for replay in counting if replay.start.tail is not None]
     ends = _ends_of(query, probes)
     if with_ends and not all(
@@ -167,19 +169,19 @@ def filled_cells(
     probes: Sequence[Probe],
     digest_of: DigestOf,
 ) -> frozenset[Cell]:
-    """Return the cells of `name` that the replays that count have filled."""
+    """Return the cells of `name` that `replays` have filled, if they count."""
     counting = (replay for replay in replays if _counts(query, replay, name, digest_of))
     return frozenset[Cell]().union(*(cells_of(query, probes, each.start) for each in counting))
 
 
 def cells_of(query: CoverageQuery, probes: Sequence[Probe], start: ReplayStart) -> frozenset[Cell]:
-    """Return the cells that a replay that was started so fills, of the names that `probes` log."""
+    """Return the cells that a replay described by `start` fills, for a name that `probes` log."""
     ends = frozenset[Cell](end for end in _ends_of(query, probes) if _fills_end(start, end))
     return ends | _covered_iterations(query, start) if _runs_in_main(query, probes) else ends
 
 
 def _fills_end(start: ReplayStart, end: str) -> bool:
-    """Return True if a replay logs what is at an end of the run, `head` or `tail`."""
+    """Return True if a replay runs the code at one `end` of the run: `head` or `tail`."""
     return bool(start.head if end == "head" else start.tail)
 
 
@@ -189,19 +191,19 @@ def is_unproved(replay: Replay) -> bool:
 
 
 def is_superseded(replay: Replay, replays: Iterable[Replay]) -> bool:
-    """Return True if later exact replays together cover everything that `replay` covers."""
+    """Return True if later exact replays have filled all cells that `replay` covers."""
     uncovered = set(_covered_ranges(replay))
     ends = {end for end in ("head", "tail") if _fills_end(replay.start, end)}
-    for other in replays:
+    for later in replays:
         if (
-            other.started <= replay.started
-            or other.proof.verdict is not Verdict.EXACT
-            or not set(replay.names) <= set(other.names)
-            or not _logs_alike(other, replay)
+            later.started <= replay.started
+            or later.proof.verdict is not Verdict.EXACT
+            or not set(replay.names) <= set(later.names)
+            or not _logs_equally(later, replay)
         ):
             continue
-        ends -= {end for end in ends if _fills_end(other.start, end)}
-        for first, last in _covered_ranges(other):
+        ends -= {end for end in ends if _fills_end(later.start, end)}
+        for first, last in _covered_ranges(later):
             uncovered = {
                 remainder
                 for low, high in uncovered
@@ -211,10 +213,10 @@ def is_superseded(replay: Replay, replays: Iterable[Replay]) -> bool:
     return not uncovered and not ends
 
 
-def _logs_alike(first: Replay, second: Replay) -> bool:
-    """Return True if two replays log their names in the same way, for the same inner iterations.
+def _logs_equally(first: Replay, second: Replay) -> bool:
+    """Return True if two replays log their names by equal statements, in the same inner iterations.
 
-    Replays of older stores did not record how: they must have run the same source.
+    The replays in older stores have no digests of the statements: they must have run the same version.
     """
     a, b = first.start, second.start
     if not a.same and not b.same and a.version != b.version:
@@ -230,30 +232,30 @@ def _covered_ranges(replay: Replay) -> list[tuple[int, int]]:
 
 
 def _covered_iterations(query: CoverageQuery, start: ReplayStart) -> frozenset[int]:
-    """Return the iterations of the main loop of which a replay covers all that is requested."""
+    """Return the iterations of the main loop in which a replay covers all requested inner iterations."""
     first, last = start.covered or (0, 0)
     reached = start.only if start.only is not None else range(first, min(last, query.count))
     return frozenset(index for index in reached if _covers_inside(query, start, index))
 
 
 def _covers_inside(query: CoverageQuery, start: ReplayStart, index: int) -> bool:
-    """Return True if a replay covers all requested inner iterations of one iteration of the main loop."""
+    """Return True if a replay covers all requested inner iterations of iteration `index` of the main loop."""
     for loop, spans in start.inner.items():
         span = spans.get(index)
         if span is None:
             continue
         if query.within is None or loop not in (query.within.loop, name_of(query.within.loop)):
             return False
-        low, high = query.within.hull([index])
+        low, high = query.within.enclosing_range([index])
         if low < span[0] or (high is None and span[1] < ALL) or (high or 0) > span[1]:
             return False
     return True
 
 
 def _runs_in_main(query: CoverageQuery, probes: Sequence[Probe]) -> bool:
-    """Return True if a statement may run in the main loop; it may if no caller is known.
+    """Return True if one of the statements may run in the main loop; so may one whose callers are not known.
 
-    Without a main loop no run is divided: its replays run to the end.
+    Return False if there is no main loop: the replays of the run are not divided, and run to its end.
     """
     return query.main is not None and any(
         not probe.paths or any(path and path[0] == query.main for path in probe.paths)
@@ -262,7 +264,7 @@ def _runs_in_main(query: CoverageQuery, probes: Sequence[Probe]) -> bool:
 
 
 def _ends_of(query: CoverageQuery, probes: Sequence[Probe]) -> set[str]:
-    """Return the ends of the run, `head` or `tail`, that statements run in."""
+    """Return the ends of the run, `head` and `tail`, in which the statements run."""
     anywhere = query.main is None and any(not probe.paths for probe in probes)
     ends = {"tail"} if anywhere else set[str]()
     return ends | {
@@ -278,7 +280,7 @@ def _counts(query: CoverageQuery, replay: Replay, name: str, digest_of: DigestOf
     if name not in replay.names:
         return False
     if replay.proof.verdict is not Verdict.EXACT and (
-        replay.started <= query.settled or not is_unproved(replay)
+        replay.started <= query.recorded_until or not is_unproved(replay)
     ):
         return False
     if replay.version != query.version and replay.start.same.get(name) != digest_of(name):
@@ -289,7 +291,7 @@ def _counts(query: CoverageQuery, replay: Replay, name: str, digest_of: DigestOf
 
 
 def _contains(filled: At, requested: At | None) -> bool:
-    """Return True if all requested iterations were filled.
+    """Return True if the iterations `filled` contain the iterations `requested` of a loop; None means all.
 
     >>> _contains(At("step", 0, 5), At("step", 2, 4)), _contains(At("step", 0, 5), None)
     (True, False)

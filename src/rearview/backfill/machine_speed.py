@@ -1,8 +1,8 @@
-"""Measure the speed of machines: of those that recorded runs, and of the machine that would replay them.
+"""Measure and store the speed of machines, to predict on one machine how long a run from another machine will take.
 
-A machine is measured in a separate process: short computing kernels, and the disk of the store.
-`python -m rearview.backfill.machine_speed FOLDER` prints the measurement as one line of JSON. The real
-seconds of replays correct the predictions, too (`read_cost_corrections`).
+Short computing kernels and the disk of the store are measured, in a separate process:
+`python -m rearview.backfill.machine_speed FOLDER` prints the measurement as one line of JSON. Predictions are also
+corrected by the seconds that earlier replays really took (`read_cost_corrections`).
 """
 
 from __future__ import annotations
@@ -28,39 +28,44 @@ from rearview.store.files import make_folder, publish
 from rearview.store.machine import gpus, hardware, hardware_id
 
 FORMAT = 1
-"""Number of the kernels: other kernels cannot be compared with these."""
+"""Number of this set of kernels; measurements with different numbers cannot be compared."""
 TIMEOUT = 30.0
-"""Seconds after which a measurement is abandoned; it usually takes about one."""
+"""Seconds after which a measurement is stopped; usually it takes about one second."""
 KERNEL_SECONDS = 0.25
-"""Seconds for which each kernel is repeated; a kernel is short, so that some rounds are undisturbed."""
+"""Seconds for which each kernel is repeated. A kernel is so short that other processes leave some rounds undisturbed."""
 SINGLE_THREADED = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-"""Environment for one thread: several that wait for each other would measure the machine's load."""
+"""Environment that limits kernels to one thread. Several threads wait for each other, which would measure the load."""
 _CHUNK = 4 << 20
+"""Bytes that are read or written in one call."""
 _DISK_SECONDS = 0.4
+"""Seconds after which writing to measure the disk ends."""
 _DISK_BYTES = 256 << 20
+"""Most bytes that are written to measure the disk."""
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """How fast a machine is."""
+    """A measurement of how fast a machine is."""
 
     kernels: dict[str, float]
-    """Seconds of each kernel: `python`, and `numpy` and `cuda` where they are installed. Two machines
-    are compared by the kernels that both have."""
+    """Seconds of each kernel: `python`, and also `numpy` and `cuda` if they are installed. Two machines are compared by
+    the kernels that both have.
+    """
     read: float
-    """MB/s."""
+    """Reading speed of the disk in MB/s."""
     write: float
+    """Writing speed of the disk in MB/s."""
     load: float = 0.0
-    """Other processes per core that were ready to run."""
+    """Number of other processes per core that were ready to run."""
     format: int = FORMAT
 
 
 def measure(folder: Path) -> Measured | None:
-    """Measure this machine and the disk of `folder` in a process; None if that fails."""
+    """Return a measurement of this machine and the disk of `folder`, made in a new process; None if that fails."""
     command = [sys.executable, "-P", "-m", "rearview.backfill.machine_speed", str(folder)]
     source = str(Path(__file__).parents[2])
     path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -69,18 +74,18 @@ def measure(folder: Path) -> Measured | None:
             timeout=TIMEOUT,
             check=True,
         )
-        return msgspec.json.decode(done.stdout, type=Measured)
+        return msgspec.json.decode(process.stdout, type=Measured)
     except (OSError, subprocess.SubprocessError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
 
 
 def measure_in_process(folder: Path) -> Measured:
-    """Measure this machine and the disk of `folder` in this process."""
+    """Return a measurement of this machine and the disk of `folder`, made in this process."""
     cores = os.cpu_count() or 1
     load = os.getloadavg()[0] / cores if hasattr(os, "getloadavg") else 0.0
     kernels = {"python": best(_python)}
     for name, make in (("numpy", _numpy), ("cuda", _cuda)):
-        with contextlib.suppress(Exception):  # not installed, or does not work here
+        with contextlib.suppress(Exception):  # the library is not installed, or does not work
             kernel = make()
             kernel()
             kernels[name] = best(kernel)
@@ -89,35 +94,38 @@ def measure_in_process(folder: Path) -> Measured:
 
 
 def best(kernel: Callable[[], object], seconds: float = KERNEL_SECONDS) -> float:
-    """Return the seconds of the fastest round, which other processes disturbed least."""
-    took, start = math.inf, time.perf_counter()
+    """Run a kernel again and again for `seconds`; return the seconds of the fastest round.
+
+    Other processes disturbed that round least.
+    """
+    fastest, start = math.inf, time.perf_counter()
     while True:
-        begun = time.perf_counter()
+        round_start = time.perf_counter()
         kernel()
-        ended = time.perf_counter()
-        took = min(took, ended - begun)
-        if ended - start > seconds:
-            return took
+        round_end = time.perf_counter()
+        fastest = min(fastest, round_end - round_start)
+        if round_end - start > seconds:
+            return fastest
 
 
 def disk(folder: Path) -> tuple[float, float]:
-    """Return MB/s of reading and writing files in `folder`, past the page cache."""
+    """Return (reading speed, writing speed) of files in `folder` in MB/s, without the help of the page cache."""
     file = folder / f".calibrate-{os.getpid()}"
     chunk = os.urandom(_CHUNK)  # random, because some file systems compress
     fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        size, begun = 0, time.perf_counter()
-        while size < _DISK_BYTES and time.perf_counter() - begun < _DISK_SECONDS:
+        size, phase_start = 0, time.perf_counter()
+        while size < _DISK_BYTES and time.perf_counter() - phase_start < _DISK_SECONDS:
             size += os.write(fd, chunk)
             os.fsync(fd)
-        write = size / (time.perf_counter() - begun)
+        write = size / (time.perf_counter() - phase_start)
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         os.lseek(fd, 0, os.SEEK_SET)
-        bytes_read, begun = 0, time.perf_counter()
+        bytes_read, phase_start = 0, time.perf_counter()
         while data := os.read(fd, _CHUNK):
             bytes_read += len(data)
-        read = bytes_read / max(time.perf_counter() - begun, 1e-9)
+        read = bytes_read / max(time.perf_counter() - phase_start, 1e-9)
     finally:
         os.close(fd)
         file.unlink()
@@ -125,7 +133,7 @@ def disk(folder: Path) -> tuple[float, float]:
 
 
 def _python() -> dict[int, float]:
-    """Compute in plain Python: names, numbers, dictionaries, calls."""
+    """Run a kernel in plain Python: variables, numbers, dictionaries, calls."""
     results: dict[int, float] = {}
     value = 0.5
     for k in range(6_000):
@@ -135,7 +143,7 @@ def _python() -> dict[int, float]:
 
 
 def _numpy() -> Callable[[], object]:
-    """Return a kernel like training on a CPU: matrix products, and passes over memory."""
+    """Return a kernel that resembles training on a CPU: matrix products, and passes over memory."""
     import numpy as np
 
     draw = np.random.default_rng(0)
@@ -152,7 +160,7 @@ def _numpy() -> Callable[[], object]:
 
 
 def _cuda() -> Callable[[], object]:
-    """Return a kernel like training on a GPU."""
+    """Return a kernel that resembles training on a GPU."""
     if not gpus():
         raise RuntimeError("no accelerator")
     import torch
@@ -174,7 +182,7 @@ def _file(cache: Path, machine: str) -> Path:
 
 
 def read_cost_corrections(cache: Path, machine: str) -> CostCorrections:
-    """Return the corrections from earlier replays of this project on machines of this make."""
+    """Return the corrections from earlier replays of this project on machines with the hardware `machine`."""
     try:
         data = _file(cache, machine).read_bytes()
         corrections = msgspec.json.decode(data, type=dict[str, CostCorrection])
@@ -184,7 +192,7 @@ def read_cost_corrections(cache: Path, machine: str) -> CostCorrections:
 
 
 def save_cost_corrections(cache: Path, machine: str, corrections: CostCorrections) -> None:
-    """Store the corrections; if the folder cannot be written, only predictions are worse."""
+    """Store the corrections. If the folder cannot be written, they are lost, and later predictions are less exact."""
     data = {key: asdict(correction) for key, correction in corrections.by.items()}
     try:
         make_folder(cache)
@@ -194,21 +202,21 @@ def save_cost_corrections(cache: Path, machine: str, corrections: CostCorrection
 
 
 FRESH = 30 * 86_400.0
-"""Seconds for which a measurement is valid: drivers, disks and cooling change."""
+"""Seconds for which a measurement is valid, because drivers, disks and cooling change."""
 FRESH_BUSY = 86_400.0
-"""Seconds for which a measurement is valid that was made while the machine was busy."""
+"""Seconds for which a measurement is valid if the machine was busy while it was measured."""
 BUSY = 0.7
 """Processes per core above which a machine counts as busy."""
 WORTH_MEASURING = 60.0
-"""A plan with more predicted seconds than this is worth a measurement of a second or two."""
+"""Predicted seconds of a plan above which it is worth measuring the machine, which takes a second or two."""
 _BACKGROUND_CORE = 0.3
 """Fraction of a core that background work of a training uses, such as loading and saving."""
 
 
 def cores_of(run: Run) -> int:
-    """Return how many cores a run kept busy: replays that share cores would slow each other down.
+    """Return how many cores a run kept busy, because replays that share cores would slow each other down.
 
-    A run that was killed did not record that; its thread settings count then.
+    A run that was killed did not record that; its settings of thread counts stand in for it.
     """
     threads = threads_of(run.facts.threads)
     if not run.end.cpu or not run.end.seconds:
@@ -220,24 +228,25 @@ def cores_of(run: Run) -> int:
 class _StoredMeasurement(msgspec.Struct, frozen=True):
     measured: Measured
     time: float
+    """When the machine was measured."""
     host: str = ""
 
 
 @dataclass
 class Machines:
-    """The machines that recorded or replay runs of one project, by their hardware."""
+    """The stored measurements of the machines that recorded or replay runs of one project."""
 
     cache: Path
-    """Folder in the store, so that machines that share the store see each other's measurements."""
+    """A folder in the store, so that machines that share the store see each other's measurements."""
     _facts: dict[str, object] = field(default_factory=hardware)
 
     @property
     def name(self) -> str:
-        """A name for the hardware of this machine."""
+        """A name of the hardware of this machine."""
         return hardware_id(self._facts)
 
-    def here(self) -> Machine:
-        """Return this machine with its last measurement; nothing is measured now."""
+    def this_machine(self) -> Machine:
+        """Return this machine with its last measurement, without measuring it again."""
         return self._stored(self.name, gethostname())
 
     def of(self, run: Run) -> Machine:
@@ -245,34 +254,34 @@ class Machines:
         if run.facts.hardware:
             return self._stored(hardware_id(run.facts.hardware), run.host)
         # an older run recorded only its host
-        return self.here() if run.host == gethostname() else Machine(f"host {run.host}")
+        return self.this_machine() if run.host == gethostname() else Machine(f"host {run.host}")
 
     def due(self, now: float | None = None) -> bool:
-        """Return True if this machine was never measured, or too long ago."""
-        kept = self._read(self.name)
-        if kept is None:
+        """Return True if this machine was never measured, or too long before `now` (the present time by default)."""
+        last = self._read(self.name)
+        if last is None:
             return True
-        lasts = FRESH_BUSY if kept.measured.load > BUSY else FRESH
-        return not 0 <= (time.time() if now is None else now) - kept.time < lasts
+        valid_seconds = FRESH_BUSY if last.measured.load > BUSY else FRESH
+        return not 0 <= (time.time() if now is None else now) - last.time < valid_seconds
 
     def measure(self) -> Machine:
-        """Measure this machine, which takes about a second, store the result and return it.
+        """Measure this machine, store the measurement, and return the machine with it. This takes about a second.
 
-        If that fails, predictions stay as uncertain as before.
+        If measuring fails, return the machine with its last measurement.
         """
         try:
             make_folder(self._folder)
             measured = measure(self._folder)
             if measured is not None:
-                kept = _StoredMeasurement(measured, time.time(), gethostname())
-                publish(self._file(self.name), msgspec.json.encode(kept), durable=False)
+                stored = _StoredMeasurement(measured, time.time(), gethostname())
+                publish(self._file(self.name), msgspec.json.encode(stored), durable=False)
         except OSError:
             pass
-        return self.here()
+        return self.this_machine()
 
     def unmeasured(self, runs: Iterable[Run]) -> list[str]:
-        """Return a sentence for each machine of these runs that cannot be compared with this one."""
-        this_machine = self.here()
+        """Return a sentence for each machine that recorded one of `runs` and cannot be compared with this machine."""
+        this_machine = self.this_machine()
         incomparable = {
             run.host: machine
             for run in runs
@@ -294,16 +303,16 @@ class Machines:
 
     def _read(self, name: str) -> _StoredMeasurement | None:
         try:
-            kept = msgspec.json.decode(self._file(name).read_bytes(), type=_StoredMeasurement)
+            stored = msgspec.json.decode(self._file(name).read_bytes(), type=_StoredMeasurement)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
             return None
-        return kept if kept.measured.format == FORMAT else None
+        return stored if stored.measured.format == FORMAT else None
 
     def _stored(self, name: str, host: str) -> Machine:
-        kept = self._read(name)
-        if kept is None:
+        stored = self._read(name)
+        if stored is None:
             return Machine(name, host=host)
-        measured = kept.measured
+        measured = stored.measured
         return Machine(name, measured.kernels, measured.read, measured.write, host)
 
 

@@ -1,14 +1,23 @@
-"""A `Question`, and one run prepared to answer it: its probes, its measurements, the values it lacks."""
+"""Prepare a run to answer a `Question`: find its probes, its measurements and the values that it lacks.
+
+A run cannot be replayed if its input files are gone or packages that it imports are not installed; preparing the run
+finds the reason.
+"""
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import math
 import os
-from collections.abc import Collection, Mapping, Sequence
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from functools import partial
-from pathlib import Path
+from functools import lru_cache, partial
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
+from pathlib import Path, PurePosixPath
 from typing import TypedDict
 
 from rearview.backfill.coverage import (
@@ -18,17 +27,21 @@ from rearview.backfill.coverage import (
     is_unproved,
     missing_values,
 )
-from rearview.backfill.machine_speed import Machines
-from rearview.backfill.obstacles import (
+from rearview.backfill.find_statements import (
+    StatementSources,
     logged_in_unparsable_file,
     logged_outside_project,
-    missing_input,
-    missing_packages,
     script_is_gone,
 )
+from rearview.backfill.machine_speed import Machines
 from rearview.backfill.run_facts import RunRequest, run_facts, with_run_loop_ids
-from rearview.backfill.shared_setup import Lead, SetupText, import_seconds, lead_of, setup_text
-from rearview.backfill.statement_sources import StatementSources
+from rearview.backfill.setup_sharing import (
+    LeadingImports,
+    SetupText,
+    import_seconds,
+    leading_imports_of,
+    setup_text,
+)
 from rearview.errors import UsageError
 from rearview.model import Run, Status
 from rearview.model.run import columns_of, is_notebook, name_of
@@ -38,13 +51,14 @@ from rearview.source.notebooks import as_programs, divide_into_cells, with_text
 from rearview.source.probes.loop_carried import START
 from rearview.source.probes.probe import Position, Probe, Probes, logging_fingerprint
 from rearview.store.checkpoints.checkpoints import Checkpoints
+from rearview.store.files import fingerprint
 from rearview.store.project import Project
 from rearview.store.runs import Replay, Runs
 from rearview.store.versions.versions import Versions
 
 
 class Choices(TypedDict, total=False):
-    """Keyword arguments of a question; `Question` explains each."""
+    """The optional fields of a question as keyword arguments; `Question` explains each."""
 
     runs: Sequence[str] | None
     where: str | None
@@ -59,51 +73,52 @@ class Choices(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Which names are to have values, in which runs and iterations, and how replays may run."""
+    """A request of the user: fill `names` in some runs and iterations, within limits on the replays."""
 
     names: Sequence[str]
+    """Names of logged values."""
     runs: Sequence[str] | None = None
-    """Runs as the user names them, in the order in which their values are needed; None: all runs."""
+    """Runs as the user names them, the most important first; None means all runs."""
     where: str | None = None
-    """SQL condition on runs or rows: `acc < 0.9`."""
+    """SQL condition that selects runs or rows, such as `acc < 0.9`."""
     at: str | None = None
-    """Iterations: `epoch=3:5`."""
+    """Selection of iterations, such as `epoch=3:5`."""
     workers: int | None = None
-    """Replays at once; None: as many as there are cores for."""
+    """Number of replays at once; None means as many as there are cores for."""
     budget: float | None = None
     """Seconds of computing that the plan may take."""
     on: str = "local"
-    """Executor: `local` or `ray`."""
+    """Where replays run: `local` or `ray`."""
     gpus: float | None = None
     """Accelerators that each segment gets on Ray; 0.5 for half of one."""
     again: bool = False
-    """Also fill values again that could not be proved."""
+    """Whether values that could not be proved are filled again."""
     sure: float | None = None
-    """Least certainty of a statement's place in a past version; None: the setting `propagation`."""
+    """Least certainty, from 0 to 1, of a statement's place in a past version; None means the setting `propagation`."""
 
 
 FORK_SECONDS = 0.04
-"""Seconds that a replay takes to start if it is forked from a process that has its imports."""
+"""Seconds that a replay takes to start if it is forked from a process that has done its imports."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRun:
-    """A request for one run, with the facts of the run that the planner needs."""
+    """A request for values of one run, with the facts about the run that the planner needs."""
 
     request: RunRequest
     facts: RunFacts
     ended_replays: frozenset[str] = frozenset()
-    """Replays that had ended when the run was prepared."""
+    """Ids of the replays that had ended when the run was prepared."""
     unproved: tuple[str, ...] = ()
     """Names with values that cannot be proved, because the run recorded nothing to compare with."""
-    lead: Lead | None = None
-    """How its replays start; None if they cannot share their start with others."""
+    leading_imports: LeadingImports | None = None
+    """The imports with which the program begins; None if other replays cannot share them."""
     setup: SetupText = field(default_factory=SetupText)
-    """The statements before its main loop, to compare with those of other runs."""
+    """Hashes of the statements before the main loop, to find runs that can share these statements."""
     setup_seconds: float = 0.0
-    """Seconds of its set-up, without the imports of `lead`."""
+    """Seconds of the set-up without the leading imports."""
     spared: float = 0.0
-    """Seconds that `facts` leave out because the start will be shared."""
+    """Predicted seconds that are left out of `facts` because another process will spend them."""
 
     @property
     def run(self) -> Run:
@@ -111,28 +126,30 @@ class PreparedRun:
         return self.request.run
 
     def with_shared_start(self) -> PreparedRun:
-        """Return the run without the seconds of its start that are saved by sharing it."""
-        if self.lead is None:
+        """Return the run with facts for a process that shares its start with another process."""
+        if self.leading_imports is None:
             return self
-        start, imports = self._shareable(self.lead)
+        start, imports = self._shareable(self.leading_imports)
         shorter = replace(
             self.facts, start=self.facts.start - start, setup=self.facts.setup - imports
         )
         return replace(self, facts=shorter, spared=start + imports)
 
     def with_shareable_start(self) -> PreparedRun:
-        """Return the run with the seconds of its start that several of its processes can share."""
-        if self.lead is None:
+        """Return the run with facts that say how much of the start several processes of the run can share."""
+        if self.leading_imports is None:
             return self
-        return replace(self, facts=replace(self.facts, shareable=sum(self._shareable(self.lead))))
+        return replace(
+            self, facts=replace(self.facts, shareable=sum(self._shareable(self.leading_imports)))
+        )
 
-    def _shareable(self, lead: Lead) -> tuple[float, float]:
+    def _shareable(self, leading: LeadingImports) -> tuple[float, float]:
         """Return the seconds of interpreter start and of imports that a forked process saves."""
-        imports = min(import_seconds(self.run, lead), self.facts.setup)
+        imports = min(import_seconds(self.run, leading), self.facts.setup)
         return self.facts.start - min(self.facts.start, FORK_SECONDS), imports
 
     def question(self) -> RunQuestion:
-        """Return the question for the planner."""
+        """Return the request in the form that the planner takes."""
         request = self.request
         if not request.requested:
             return RunQuestion(
@@ -143,21 +160,21 @@ class PreparedRun:
         requests: list[ValueRequest] = []
         for probe in request.requested:
             if not probe.paths:
-                # no caller of its function is known: it may be called after the loops
+                # the callers of the function around the probe are not known: it may be called after the loops
                 requests.append(self._until_the_end())
             paths = probe.paths or (self._deepest_loops(),)
             requests.extend(self._request(probe, path) for path in paths)
         return RunQuestion(self.facts, tuple(requests))
 
     def _request(self, probe: Probe, path: tuple[str, ...]) -> ValueRequest:
-        """Return the request for a statement inside the loops `path`."""
+        """Return the request for the values of `probe` inside the loops `path`."""
         request = self.request
         main = self.facts.loops[0].name if self.facts.loops else None
         if path and path[0] != main and not (main is None and request.at):
-            # in another loop than the main one, or in a coroutine, which cannot be divided:
+            # the statement is in another loop than the main loop, or in a coroutine, which cannot be divided:
             # run to the end and skip the main loop
-            other = tuple(at for at in request.at if at.loop not in columns_of(path))
-            return self._until_the_end(other)
+            further_selections = tuple(at for at in request.at if at.loop not in columns_of(path))
+            return self._until_the_end(further_selections)
         depth = len(path) - len(probe.loops) + probe.depth
         return ValueRequest(
             names=request.names,
@@ -166,7 +183,7 @@ class PreparedRun:
             depth=-1 if probe.depth == START else depth,
             feeds=bool(probe.feeding_loops),
             at=request.at,
-            missing=request.missing,
+            missing_iterations=request.missing_iterations,
             within=request.coverage.within,
         )
 
@@ -177,15 +194,15 @@ class PreparedRun:
             (),
             Position.AFTER.value,
             at=at,
-            missing=self.request.missing,
-            several=True,
+            missing_iterations=self.request.missing_iterations,
+            uncounted=True,
         )
 
     def _position(self, probe: Probe, path: tuple[str, ...]) -> str:
-        """Return where a statement is among the loops inside `path`.
+        """Return where a statement is relative to the loops at the same depth, inside the loops `path`.
 
-        Inner loops in functions that its function calls are not seen in the text, but the run had
-        them: the statement may be before or after them.
+        The text does not show loops in functions that are called there, but the run recorded them: the statement
+        may be before or after such a loop.
         """
         if not path:
             return (Position.BEFORE if probe.runs_first else Position.AFTER).value
@@ -194,7 +211,7 @@ class PreparedRun:
         return probe.place.value
 
     def _deepest_loops(self) -> tuple[str, ...]:
-        """Return the loops that may be around a statement whose callers are not known."""
+        """Return the loops that may be around a statement in a function whose callers are not known."""
         return tuple(loop.name for loop in self.facts.loops[:2])
 
 
@@ -217,7 +234,10 @@ class RunPreparer:
         question: Question,
         selected: SelectedIterations | None = None,
     ) -> PreparedRun:
-        """Return a run with the values of `names` that it lacks, in the `selected` iterations (None: all)."""
+        """Return the run with a request for those values of `names` that it lacks in the `selected` iterations.
+
+        `selected` of None means all iterations.
+        """
         _refuse_if_two_sources(run)
         probes = self._probes(statements, run, names)
         logging_probes = tuple(probe for probe in probes.probes if probe.names)
@@ -242,31 +262,34 @@ class RunPreparer:
             missing_values, replays=replays, probes=probes, digest_of=digest_of, selected=iterations
         )
         unproved = self._unproved_names(coverage, replays, names, find_missing)
-        names, missing = find_missing(coverage, names=names)
+        names, missing_iterations = find_missing(coverage, names=names)
         if names:
             logging_probes = tuple(
                 dict.fromkeys(probe for name in names for probe in probes.of(name))
             )
         if selected is not None:
-            missing = frozenset(selected if missing is None else selected.keys() & missing)
+            missing_iterations = frozenset(
+                selected if missing_iterations is None else selected.keys() & missing_iterations
+            )
         request = RunRequest(
-            *(run, version, probes, logging_probes, names, coverage, missing),
+            *(run, version, probes, logging_probes, names, coverage, missing_iterations),
             digests={name: digest_of(name) for name in names},
         )
-        home = run.home(os.path.realpath(self.project.root))
-        lead = lead_of(run, files, home)
+        recorded_root = run.recorded_root(os.path.realpath(self.project.root))
+        leading = leading_imports_of(run, files, recorded_root)
         return PreparedRun(
             request,
             facts,
             ended_replays=frozenset(replay.id for replay in replays if replay.ended is not None),
             unproved=unproved,
-            lead=lead,
-            setup=setup_text(run, files, home) if lead is not None else SetupText(),
-            setup_seconds=facts.setup - (import_seconds(run, lead) if lead is not None else 0.0),
+            leading_imports=leading,
+            setup=setup_text(run, files, recorded_root) if leading is not None else SetupText(),
+            setup_seconds=facts.setup
+            - (import_seconds(run, leading) if leading is not None else 0.0),
         )
 
     def _probes(self, statements: StatementSources, run: Run, names: tuple[str, ...]) -> Probes:
-        """Return the probes for a run; raise if no probe logs one of `names`."""
+        """Return the probes for a run; raise if one of `names` is logged by none of them."""
         probes = statements.of(run, names)
         unknown = [name for name in names if not probes.of(name)]
         if unknown:
@@ -299,7 +322,7 @@ class RunPreparer:
             main=main,
             count=len(loop.seconds) if loop is not None else 0,
             at=tuple(parse_at(question.at)) if question.at else (),
-            settled=math.inf if question.again else self._last_recorded(run),
+            recorded_until=math.inf if question.again else self._last_recorded(run),
             within=inner_spans(selected, probes, names, facts.loops) if selected and main else None,
         )
 
@@ -310,10 +333,10 @@ class RunPreparer:
         names: tuple[str, ...],
         find_missing: partial[tuple[tuple[str, ...], frozenset[int] | None]],
     ) -> tuple[str, ...]:
-        """Return the names with values that count although they are not proved: nothing can prove them."""
-        if coverage.settled == math.inf or not any(map(is_unproved, replays)):
+        """Return the names with values that count as filled although they are unproved, because nothing can prove them."""
+        if coverage.recorded_until == math.inf or not any(map(is_unproved, replays)):
             return ()
-        strict = replace(coverage, settled=math.inf)
+        strict = replace(coverage, recorded_until=math.inf)
         return tuple(
             name
             for name in names
@@ -321,7 +344,7 @@ class RunPreparer:
         )
 
     def _last_recorded(self, run: Run) -> float:
-        """Return when a run recorded its last value; `inf` if it may still record."""
+        """Return the time of a run's last record; `inf` if the run may still record."""
         if run.status is Status.RUNNING or run.ended is not None:
             return math.inf if run.ended is None else run.ended
         try:
@@ -330,7 +353,7 @@ class RunPreparer:
             return math.inf
 
     def _digest(self, version: str, probes: Probes, name: str) -> str:
-        """Return a digest of how `name` is logged, computed once for each version."""
+        """Return a digest of the statements that log `name` in a version; it is computed only once."""
         digest = self._digests.get((version, name))
         if digest is None:
             digest = self._digests[version, name] = logging_fingerprint(probes, name)
@@ -339,16 +362,16 @@ class RunPreparer:
     def _derived_version(
         self, run: Run, source: dict[str, str], recorded: Mapping[str, bytes]
     ) -> tuple[str, Mapping[str, bytes]]:
-        """Return the version of a run with its probes in it, and its files."""
+        """Return (version of a run with its probes inserted, files of that version)."""
         programs = as_programs(recorded)
         changes = {}
         for path, text in source.items():
             if programs.get(path) == text.encode():
                 continue
-            home = path.removesuffix(".py")
-            if is_notebook(home) and home in recorded:
-                divided = divide_into_cells(programs[path].decode(), text, home)
-                changes[home] = with_text(recorded[home], divided, home)
+            notebook = path.removesuffix(".py")
+            if is_notebook(notebook) and notebook in recorded:
+                cells = divide_into_cells(programs[path].decode(), text, notebook)
+                changes[notebook] = with_text(recorded[notebook], cells, notebook)
             else:
                 changes[path] = text.encode()
         if not changes:
@@ -356,13 +379,13 @@ class RunPreparer:
         return self.versions.derive(run.version, changes), {**recorded, **changes}
 
     def stored_files(self, run: Run) -> tuple[Path, set[str]]:
-        """Return the project's folder, and the files that are stored with the source of a run."""
-        stored = set(self.versions.hashes(run.version)) if run.version else set()
-        return self.project.root.resolve(), stored
+        """Return (folder of the project, paths of the files that are stored with the source of a run)."""
+        stored_paths = set(self.versions.hashes(run.version)) if run.version else set()
+        return self.project.root.resolve(), stored_paths
 
 
 def _no_probe_text(name: str, run: Run, logged: Collection[str]) -> str:
-    """Return why nothing can be filled for a name that no statement of the work tree logs."""
+    """Return a message that explains why no statement logs `name`, with the placeholder `{run}`."""
     lower_case = {each.lower(): each for each in logged}
     if near := get_close_matches(name.lower(), lower_case, n=1):
         return f"{name}: no statement logs this. Did you mean `rearview backfill {lower_case[near[0]]}`?"
@@ -397,7 +420,7 @@ def _refuse_if_two_sources(run: Run) -> None:
 def _selected_iterations(
     at: Sequence[At], loop: LoopFacts | None, selected: SelectedIterations | None
 ) -> frozenset[int] | None:
-    """Return the requested iterations of the main loop; None: all."""
+    """Return the iterations of the main loop that both `at` and `selected` contain; None means all."""
     iterations = None if selected is None else frozenset(selected)
     for each in at:
         if loop is not None and each.loop == name_of(loop.name):
@@ -406,3 +429,96 @@ def _selected_iterations(
             # the planner refuses iterations that the loop does not have
             return iterations if named else None
     return iterations
+
+
+def missing_input(run: Run, root: Path, stored_paths: Collection[str] = ()) -> str:
+    """Return why a run cannot be replayed if one of its input files is gone; empty if all exist.
+
+    Files below `root` whose paths are in `stored_paths` need not exist: they are stored with the source.
+    """
+    missing_paths = [
+        path for path, _ in _recorded_inputs(run, root, stored_paths) if not path.exists()
+    ]
+    if not missing_paths:
+        return ""
+    more = f" and {len(missing_paths) - 1} more" if len(missing_paths) > 1 else ""
+    return f"its input {missing_paths[0]}{more} is gone; bring it back"
+
+
+def changed_inputs(run: Run, root: Path, stored_paths: Collection[str] = ()) -> list[Path]:
+    """Return the input files that changed since the run read them."""
+    changed = []
+    for path, recorded in _recorded_inputs(run, root, stored_paths):
+        try:
+            current = fingerprint(path)
+        except OSError:
+            continue  # `missing_input` reports this file
+        if list(current) != recorded and current[2] != recorded[2]:
+            changed.append(path)
+    return changed
+
+
+def _recorded_inputs(
+    run: Run, root: Path, stored_paths: Collection[str]
+) -> Iterator[tuple[Path, list[object]]]:
+    """Yield (present path, recorded fingerprint) of each input file of a run that is not stored with its source.
+
+    A file that was changed after the start of the run is left out, because the run wrote it itself. Older versions
+    of Rearview recorded such files as inputs.
+    """
+    for recorded_path, recorded in run.end.inputs.items():
+        if recorded[1] > run.started * 1e9:
+            continue
+        path = Path(run.current_path(recorded_path, str(root)))
+        if not path.is_relative_to(root) or str(path.relative_to(root)) not in stored_paths:
+            yield path, list(recorded)
+
+
+def missing_packages(source: Mapping[str, bytes], executed: Collection[str]) -> str:
+    """Return why a run cannot be replayed if a package that it imports is not installed; empty if all are.
+
+    `source` are the files of the run's version, `executed` the paths of the files that the run executed. Only
+    imports that always run are checked, not those in a function or under `try`. A program that changes where Python
+    looks for modules is not checked.
+    """
+    files = [source[path] for path in executed if path in source]
+    if any(b"sys.path" in text or b"addsitedir" in text for text in files):
+        return ""
+    own_modules = {
+        part.removesuffix(".py") for path in source for part in PurePosixPath(path).parts
+    }
+    imported = {name for text in files for name in _imported(text)} - own_modules
+    missing_names = sorted(name for name in imported if not _is_installed(name))
+    if not missing_names:
+        return ""
+    verb = "which is" if len(missing_names) == 1 else "which are"
+    return (
+        f"it imports {', '.join(missing_names)}, {verb} not installed here any more; install what it had "
+        "(`pip install …`), or replay it in the environment it ran in"
+    )
+
+
+@lru_cache(maxsize=512)
+def _imported(text: bytes) -> frozenset[str]:
+    """Return the packages that the top-level statements of a file import."""
+    try:
+        body = ast.parse(text).body
+    except (SyntaxError, ValueError):
+        return frozenset()
+    packages: set[str] = set()
+    for node in body:
+        if isinstance(node, ast.Import):
+            packages |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            packages.add(node.module.partition(".")[0])
+    return frozenset(packages)
+
+
+@lru_cache(maxsize=512)
+def _is_installed(name: str) -> bool:
+    if name in sys.builtin_module_names or name in sys.stdlib_module_names or name in sys.modules:
+        return True
+    with contextlib.suppress(ImportError, ValueError):
+        # only `find_spec` finds editable installations; neither function imports the package
+        return PathFinder.find_spec(name) is not None or find_spec(name) is not None
+    return False

@@ -1,6 +1,7 @@
-"""Bring the statements that the work tree adds into the source of every past run.
+"""Insert the statements that the work tree adds into the source of every past run.
 
-Files may have been renamed since: `Renaming` follows them from version to version.
+If a version differs from the work tree in more than the added statements, they are *carried* into that version: the
+place of each must be found. Files may also have been renamed: `Renaming` follows them from version to version.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from functools import cached_property
 
-from rearview.backfill.hand_places import Correction, Corrections, Identity
+from rearview.backfill.manual_placement import Correction, Corrections, Identity
 from rearview.errors import ProbeError, SourceError, UsageError
 from rearview.model import Run
 from rearview.model.wording import plural
@@ -47,78 +48,87 @@ Texts = Mapping[str, str]
 
 @dataclass
 class Renaming:
-    """Follows files through the versions that were run, over all their renames."""
+    """Finds the name that a file of one version has in another version, although it was renamed."""
 
     text: Callable[[str], Texts]
+    """Returns the files of a version."""
     chain: Sequence[str]
     """Every version that was run, newest first."""
     edited: Texts
-    """The work tree."""
-    _known: dict[str, FileNames] = field(default_factory=dict)
+    """The files of the work tree."""
+    _newest_names: dict[str, FileNames] = field(default_factory=dict)
 
-    def now(self, version: str, used: Collection[str] | None = None) -> FileNames:
+    def names_in_work_tree(self, version: str, used: Collection[str] | None = None) -> FileNames:
         """Return the names that the files of a version have in the work tree.
 
-        `used` names the files that matter: if the work tree has all of them under the same names, no
-        other file is looked at.
+        `used` are the paths that matter; None means all. If all of them exist in the work tree, no other file is
+        compared, which is fast.
         """
         old = self.text(version)
         if all(path in self.edited for path in (old if used is None else used) if path in old):
             return FileNames({path: path for path in old if path in self.edited})
         if version not in self.chain:
             return renames(old, self.edited)
-        return self._rest(self._last.after(self.newest(version)), old, self.edited)
+        file_names = self._newest_to_work_tree.after(self.names_in_newest(version))
+        return self._pair_remaining(file_names, old, self.edited)
 
     @cached_property
-    def _last(self) -> FileNames:
+    def _newest_to_work_tree(self) -> FileNames:
         return renames(self.text(self.chain[0]), self.edited)
 
-    def newest(self, version: str) -> FileNames:
+    def names_in_newest(self, version: str) -> FileNames:
         """Return the names that the files of `version` have in the newest version that was run."""
-        newer: str | None = None
+        newer_version: str | None = None
         for each in self.chain[: self.chain.index(version) + 1]:
-            if each not in self._known:
+            if each not in self._newest_names:
                 old = self.text(each)
-                if newer is None:
-                    self._known[each] = FileNames({path: path for path in old})
+                if newer_version is None:
+                    self._newest_names[each] = FileNames({path: path for path in old})
                 else:
-                    step = renames(old, self.text(newer))
-                    later_names = self._known[newer].after(step)
-                    self._known[each] = self._rest(later_names, old, self.text(self.chain[0]))
-            newer = each
-        return self._known[version]
+                    step = renames(old, self.text(newer_version))
+                    later_names = self._newest_names[newer_version].after(step)
+                    self._newest_names[each] = self._pair_remaining(
+                        later_names, old, self.text(self.chain[0])
+                    )
+            newer_version = each
+        return self._newest_names[version]
 
-    def _rest(self, file_names: FileNames, old: Texts, new: Texts) -> FileNames:
-        """Pair the remaining files directly: no version in between had them."""
-        gone = {path: old[path] for path in old if path not in file_names.now}
-        if not gone:
+    def _pair_remaining(self, file_names: FileNames, old: Texts, new: Texts) -> FileNames:
+        """Return `file_names` with the `old` files that it lacks, each compared with the `new` files directly.
+
+        Versions in between may lack a file that both versions have.
+        """
+        unpaired = {path: old[path] for path in old if path not in file_names.now}
+        if not unpaired:
             return file_names
-        taken = set(file_names.now.values())
-        free = {path: text for path, text in new.items() if path not in taken}
-        more = renames(gone, free)
+        paired_paths = set(file_names.now.values())
+        free = {path: text for path, text in new.items() if path not in paired_paths}
+        added_names = renames(unpaired, free)
         doubtful = {
-            path: several
-            for path, several in {**file_names.doubtful, **more.doubtful}.items()
-            if path not in more.now
+            path: candidates
+            for path, candidates in {**file_names.doubtful, **added_names.doubtful}.items()
+            if path not in added_names.now
         }
-        return FileNames({**file_names.now, **more.now}, doubtful)
+        return FileNames({**file_names.now, **added_names.now}, doubtful)
 
     def under_newest_names(self, version: str) -> dict[str, str]:
-        """Return the files of a version under the names of the newest one."""
+        """Return the files of a version under the names that they have in the newest version that was run."""
         old = self.text(version)
-        return {now: old[then] for then, now in self.newest(version).unique_new_paths(old).items()}
+        newest_names = self.names_in_newest(version).unique_new_paths(old)
+        return {newest_name: old[path] for path, newest_name in newest_names.items()}
 
     def under_own_names(self, version: str, outcome: VersionOutcome) -> VersionOutcome:
-        """Return an outcome for files under their newest names with the version's own names."""
+        """Return `outcome`, whose files have their newest names, with the names that the files had in `version`."""
         old = self.text(version)
-        then = {now: path for path, now in self.newest(version).unique_new_paths(old).items()}
-        if all(path == now for now, path in then.items()):
+        newest_names = self.names_in_newest(version).unique_new_paths(old)
+        own_names = {newest_name: path for path, newest_name in newest_names.items()}
+        if all(path == newest_name for newest_name, path in own_names.items()):
             return outcome
-        files = {then[path]: text for path, text in outcome.files.items()}
+        files = {own_names[path]: text for path, text in outcome.files.items()}
         placed = tuple(
-            replace(statement, path=then[statement.path]) for statement in outcome.placed
+            replace(statement, path=own_names[statement.path]) for statement in outcome.placed
         )
-        today = self.now(version).changed
+        today = self.names_in_work_tree(version).changed
         rename_reasons = tuple(
             f"{today[path]} was {path} then"
             for path in dict.fromkeys(statement.path for statement in placed)
@@ -133,52 +143,62 @@ class Renaming:
         )
 
     def at_newest_name(self, version: str, place: HandPlace) -> HandPlace:
-        """Return a place in a version with the newest name of its file."""
-        now = self.newest(version).unique_new_paths(self.text(version))
-        return replace(place, path=now.get(place.path, place.path))
+        """Return a place in a version, with the name that its file has in the newest version that was run."""
+        newest_names = self.names_in_newest(version).unique_new_paths(self.text(version))
+        return replace(place, path=newest_names.get(place.path, place.path))
 
     def sentences(self, with_probes: Iterable[tuple[str, Probes]]) -> list[str]:
-        """Return a sentence for each file with probes that has another name in some versions."""
+        """Return a sentence for each file with probes that had another name in some versions.
+
+        `with_probes` has (version, its probes) for each run.
+        """
         runs: Counter[tuple[str, str]] = Counter()
         for version, probes in with_probes:
             paths = {probe.path for probe in probes.probes}
-            changed = self.now(version, paths).changed
+            changed = self.names_in_work_tree(version, paths).changed
             runs.update((changed[path], path) for path in paths if path in changed)
         return [
-            f"{now} is assumed to be the file that was {then} in {count} run{'s' * (count > 1)}"
-            for (now, then), count in sorted(runs.items())
+            f"{name} is assumed to be the file that was {old_name} in {count} run{'s' * (count > 1)}"
+            for (name, old_name), count in sorted(runs.items())
         ]
 
 
 @dataclass(frozen=True, slots=True)
 class Propagated:
-    """The outcome of propagation for one version."""
+    """The statements of the work tree in the source of one version, or why they are refused there."""
 
     version: str
     runs: tuple[str, ...]
+    """The runs of the version."""
     diff: str
     confidence: float
+    """How certain the places are, from 0 to 1."""
     reasons: tuple[str, ...]
+    """What the confidence is based on, and which names differ in this version."""
     reason: str = ""
-    """Why it is refused; empty when it is not."""
+    """Why the version is refused; empty if it is not refused."""
 
 
 @dataclass
 class Probing:
-    """Inserts the probes of the work tree into each past version."""
+    """Inserts the probes of the work tree into past versions.
+
+    If a version is equal to the work tree except for the probes, they are inserted as they are. Otherwise they are
+    carried from version to version along the `chain`, from the newest to the oldest.
+    """
 
     versions: Versions
     runs: Sequence[Run]
     corrections: Corrections
-    """Places given by hand."""
+    """Places that the user set manually."""
     only: tuple[str, ...] = ()
-    """Only the statements that log these names count, with the statements that they need; empty: all."""
+    """If not empty, only the statements that log these names are inserted, with the statements they depend on."""
     sure: float = MIN_CONFIDENCE
-    """Places less likely right than this are refused."""
+    """Least confidence, from 0 to 1; less certain places are refused."""
     disproved: dict[str, dict[int, dict[tuple[str, int], str]]] = field(default_factory=dict)
-    """Version -> number of a statement -> place that a replay showed to be wrong -> reason."""
+    """Version -> number of a statement -> place (file, line) where a replay failed -> how it failed."""
     _texts: dict[str, dict[str, str]] = field(default_factory=dict)
-    _older: dict[tuple[str, ...], Probing] = field(default_factory=dict)
+    _by_names: dict[tuple[str, ...], Probing] = field(default_factory=dict)
 
     @cached_property
     def edited(self) -> dict[str, str]:
@@ -191,7 +211,7 @@ class Probing:
         return self.all_versions
 
     def text(self, version: str) -> dict[str, str]:
-        """Return the readable Python files of a version."""
+        """Return the Python files of a version by path, without files that cannot be decoded."""
         if version not in self._texts:
             texts = {}
             for path, data in as_programs(self.versions.files(version)).items():
@@ -204,7 +224,10 @@ class Probing:
         return self._texts[version]
 
     def of(self, run: Run, names: Sequence[str] = ()) -> Probes:
-        """Return the probes for `run`: unchanged, or carried back into its version."""
+        """Return the probes that log `names` in the source of `run`; raise if they have no certain place there.
+
+        No `names` means all that the work tree adds.
+        """
         try:
             return self._of(run, names)
         except SourceError as exc:
@@ -222,43 +245,46 @@ class Probing:
         old = self.text(run.version)
         if names and not any(map(self.logs, names)):
             return Probes((), old)
-        now = self.renaming.now(run.version, used)
+        file_names = self.renaming.names_in_work_tree(run.version, used)
         try:
-            probes = find(old, self.edited, used=used, names=now)
+            probes = find(old, self.edited, used=used, names=file_names)
         except ProbeError:
-            # the user edited the newest version: say what else was changed there
-            edited = run.version == self.chain[0] and not self.only
-            if not names or edited or not (self.added or self.carrying(names) is not self):
+            # the user edited the newest version: report there what else was changed
+            edited_version = run.version == self.chain[0] and not self.only
+            carries = bool(self.added) or self.carrying(names) is not self
+            if not names or edited_version or not carries:
                 raise
             probes = None
         if probes is not None and all(probes.of(name) for name in names):
-            return self._alone(run, probes, names)
-        older = self.carrying(names)
-        if older is not self and run.version in older.chain:
-            return older.of(run, names)
+            return self._only_requested(run, probes, names)
+        probing = self.carrying(names)
+        if probing is not self and run.version in probing.chain:
+            return probing.of(run, names)
         if run.version not in self.chain or not self.added:
-            return probes if probes is not None else find(old, self.edited, used=used, names=now)
+            if probes is None:
+                return find(old, self.edited, used=used, names=file_names)
+            return probes
         outcome = self.outcomes[self.chain.index(run.version)]
         if outcome.refused:
             where = "The statement has no certain place in the source of {run}: ".format
-            what = (
+            advice = (
                 f"{outcome.reason}. Put it there by hand: `rearview propagate "
                 f"{(names or ('NAME',))[0]} --correct {run.id} FILE:LINE`."
             )
             raise SourceError(
-                where(run=f"run {run.id}") + what,
-                general=where(run="the run") + what,
+                where(run=f"run {run.id}") + advice,
+                general=where(run="the run") + advice,
                 slug="no-place",
             )
         return find(old, {**old, **outcome.files}, used=used)
 
-    def _alone(self, run: Run, probes: Probes, names: Sequence[str]) -> Probes:
-        """Return what an edit adds, without log statements that were not requested."""
+    def _only_requested(self, run: Run, probes: Probes, names: Sequence[str]) -> Probes:
+        """Return `probes` without the log statements that `names` do not need, if that is possible."""
         probing = self.carrying(names)
         if not names or not probing.only or run.version not in probing.chain:
             return probes
-        kept = needed_probes(probes, names)
-        if all(probe in kept or probe.kind is ProbeKind.IMPORT for probe in probes.probes):
+        kept_probes = needed_probes(probes, names)
+        if all(probe in kept_probes or probe.kind is ProbeKind.IMPORT for probe in probes.probes):
             return probes
         outcome = probing.outcomes[probing.chain.index(run.version)]
         if outcome.refused:
@@ -266,30 +292,30 @@ class Probing:
         old = self.text(run.version)
         used = run.end.files
         try:
-            alone = find(old, {**old, **outcome.files}, used=used)
+            requested = find(old, {**old, **outcome.files}, used=used)
         except ProbeError:
             return probes
-        return alone if all(alone.of(name) for name in names) else probes
+        return requested if all(requested.of(name) for name in names) else probes
 
     def carrying(self, names: Sequence[str]) -> Probing:
-        """Return the probing that carries the statements that log `names`, with the statements they need.
+        """Return the probing that carries only the statements that log `names`, with those that they depend on.
 
-        It may begin with an older version: a statement that the newest run had already is new to earlier
-        versions.
+        If the newest run had these statements already, its chain begins with an older version that lacks them.
+        Return this probing itself if it is already limited to names, or no version lacks the statements.
         """
         requested = tuple(names)
         if self.only or not requested:
             return self
-        if requested not in self._older:
+        if requested not in self._by_names:
             patterns = {each for probe in self.added for each in probe.names}
             if all(any(fits(each, name) for each in patterns) for name in requested):
-                self._older[requested] = self._for_names(requested, self.runs)
+                self._by_names[requested] = self._for_names(requested, self.runs)
             else:
-                self._older[requested] = self._from_older_version(requested)
-        return self._older[requested]
+                self._by_names[requested] = self._from_older_version(requested)
+        return self._by_names[requested]
 
     def _for_names(self, names: tuple[str, ...], runs: Sequence[Run]) -> Probing:
-        """Return the probing of some names alone, for the versions of `runs`."""
+        """Return a probing that inserts only the statements that log `names`, into the versions of `runs`."""
         probing = Probing(
             self.versions, runs, self.corrections, names, self.sure, _texts=self._texts
         )
@@ -303,12 +329,13 @@ class Probing:
         self,
         edited: dict[str, str],
         base: dict[str, str],
-        others: Sequence[str],
+        past_versions: Sequence[str],
         names: tuple[str, ...],
     ) -> Probing:
-        """Return the probing of `names` if `edited` were an edit of `base` and `others` the past.
+        """Return the probing that would insert `names` if the work tree were `edited`, an edit of the files `base`.
 
-        `others` are versions, the nearest first. The first of the chain is `base`, which no run had.
+        The chain is `base`, under an id that no run has, and then `past_versions`, which are ordered from the most
+        similar to the least similar.
         """
         base_id = f"base of {len(self._texts)}"
         texts = {**self._texts, base_id: base}
@@ -316,16 +343,16 @@ class Probing:
             self.versions, self.runs, self.corrections, names, self.sure, _texts=texts
         )
         probing.__dict__["edited"] = edited
-        probing.__dict__["chain"] = (base_id, *others)
+        probing.__dict__["chain"] = (base_id, *past_versions)
         return probing
 
     @property
     def all_versions(self) -> tuple[str, ...]:
-        """Every version that was run, newest first, independent of the chain."""
+        """Every version that was run, newest first; unlike `chain`, it never contains a version of `edited_as`."""
         return tuple(dict.fromkeys(run.version for run in reversed(self.runs) if run.version))
 
     def logs(self, name: str) -> bool:
-        """Return True if the work tree logs a name anywhere."""
+        """Return True if any statement of the work tree logs `name`."""
         return any(fits(each, name) for each in self._patterns)
 
     @cached_property
@@ -333,16 +360,22 @@ class Probing:
         return tuple(names_logged(self.edited))
 
     def _from_older_version(self, names: tuple[str, ...]) -> Probing:
+        """Return a probing whose chain begins with the newest version that lacks the statements for `names`.
+
+        Return this probing itself if there is no such version.
+        """
         if not all(map(self.logs, names)):
             return self
         for at, version in enumerate(self.chain[1:], 1):
             try:
-                probes = check(self.text(version), self.edited, names=self.renaming.now(version))[0]
+                probes = check(
+                    self.text(version), self.edited, names=self.renaming.names_in_work_tree(version)
+                )[0]
             except SourceError:
                 continue
             if all(probes.of(name) for name in names):
-                older = set(self.chain[at:])
-                return self._for_names(names, [run for run in self.runs if run.version in older])
+                versions = set(self.chain[at:])
+                return self._for_names(names, [run for run in self.runs if run.version in versions])
         return self
 
     @cached_property
@@ -358,46 +391,55 @@ class Probing:
         if not self.chain:
             return None
         newest = self.chain[0]
-        return check(self.text(newest), self.edited, names=self.renaming.now(newest))[0]
+        return check(
+            self.text(newest), self.edited, names=self.renaming.names_in_work_tree(newest)
+        )[0]
 
     @cached_property
     def outcomes(self) -> tuple[VersionOutcome, ...]:
-        """Where the added statements belong in each version of the chain."""
+        """The result of carrying the added statements into each version of the chain."""
         versions = [self.renaming.under_newest_names(version) for version in self.chain]
         extractions = self._newest.extractions if self._newest is not None else ()
-        edited = {**self._named, **{path: each.text for path, each in self._separated.items()}}
+        edited = {
+            **self._edited_under_newest_names,
+            **{path: each.text for path, each in self._separated.items()},
+        }
         through_versions = through(
-            *(edited, self._statements, versions, self._by_hand()),
-            list(map(self._moved, extractions)),
+            *(edited, self._statements, versions, self._manual_places()),
+            list(map(self._shifted, extractions)),
             self.sure,
             {self.chain.index(version): places for version, places in self.disproved.items()},
         )
-        back = self.renaming.under_own_names
         return tuple(
-            back(version, outcome)
+            self.renaming.under_own_names(version, outcome)
             for version, outcome in zip(self.chain, through_versions, strict=True)
         )
 
     @cached_property
     def renaming(self) -> Renaming:
-        """Finds what files were called in past versions."""
+        """Finds the names that files had in past versions."""
         return Renaming(self.text, self.chain, self.edited)
 
     @cached_property
-    def _named(self) -> dict[str, str]:
-        """The work tree under the names of the newest version that was run."""
+    def _edited_under_newest_names(self) -> dict[str, str]:
+        """The files of the work tree under the names that they have in the newest version that was run."""
         if not self.chain:
             return self.edited
         newest = self.chain[0]
-        return self.renaming.now(newest).with_old_names(self.edited, self.text(newest))
+        return self.renaming.names_in_work_tree(newest).with_old_names(
+            self.edited, self.text(newest)
+        )
 
     @cached_property
     def _separated(self) -> dict[str, SeparatedLines]:
-        """The files with added statements, with each added statement on separate lines."""
+        """The files that have added statements, changed so that each added statement has lines of its own."""
         positions: dict[str, list[tuple[int, int]]] = {}
         for probe in self.added:
             positions.setdefault(probe.path, []).append((probe.line, probe.column))
-        return {path: separate_lines(self._named[path], lines) for path, lines in positions.items()}
+        return {
+            path: separate_lines(self._edited_under_newest_names[path], lines)
+            for path, lines in positions.items()
+        }
 
     @cached_property
     def _statements(self) -> list[Statement]:
@@ -409,18 +451,19 @@ class Probing:
             statements.append(Statement(probe.path, (first, first + probe.last - probe.first)))
         return statements
 
-    def _moved(self, extraction: VariableExtraction) -> VariableExtraction:
-        breaks = (
+    def _shifted(self, extraction: VariableExtraction) -> VariableExtraction:
+        """Return `extraction` with its lines in the texts of `_separated`."""
+        divided_lines = (
             self._separated[extraction.path].breaks if extraction.path in self._separated else ()
         )
-        for line, _ in reversed(breaks):
+        for line, _ in reversed(divided_lines):
             extraction = extraction.shifted(extraction.path, line + 1, 1)
         return extraction
 
     def is_carried(self, run: Run, names: Sequence[str], source: Texts) -> bool:
-        """Return True if `source` is the version of a run with statements that were carried there.
+        """Return True if `source` is the version of a run with carried statements in it.
 
-        The newest version that was run is the one that was edited: nothing is carried there.
+        Nothing is carried into the newest version that was run, because the user edited that version.
         """
         probing = self.carrying(names)
         if run.version not in probing.chain or run.version == self.chain[0] or not probing.added:
@@ -429,9 +472,10 @@ class Probing:
         return bool(outcome.files) and all(source.get(p) == t for p, t in outcome.files.items())
 
     def disprove(self, run: Run, names: Sequence[str], where: tuple[str, int], how: str) -> bool:
-        """Note that a carried statement is wrong at its place; return False if there is none.
+        """Record that the place of a carried statement is wrong, so that the next likely place is tried.
 
-        `where` is its file and line in the version with the statements.
+        `where` is the file and line in the changed source at which the replay failed; `how` says how it failed.
+        Return False if there is no carried statement.
         """
         probing = self.carrying(names)
         at = probing.chain.index(run.version) if run.version in probing.chain else None
@@ -439,14 +483,20 @@ class Probing:
             return False
         outcome = probing.outcomes[at]
         path, line = where
-        now = (
-            self.renaming.newest(run.version).unique_new_paths(self.text(run.version)) if at else {}
+        newest_names = (
+            self.renaming.names_in_newest(run.version).unique_new_paths(self.text(run.version))
+            if at
+            else {}
         )
         for number, (statement, placed) in enumerate(
             zip(outcome.locations, outcome.placed, strict=True)
         ):
             first, last = statement.lines
-            if statement.path == now.get(path, path) and first <= line <= last and placed.text:
+            if (
+                statement.path == newest_names.get(path, path)
+                and first <= line <= last
+                and placed.text
+            ):
                 places = probing.disproved.setdefault(run.version, {}).setdefault(number, {})
                 old_line = self._old_line(run.version, path, probing, line)
                 places[statement.path, placed.line] = f"before line {old_line} of {path} {how}"
@@ -455,17 +505,17 @@ class Probing:
         return False
 
     def _old_line(self, version: str, path: str, probing: Probing, line: int) -> int:
-        """Return the line of the recorded file before which a line was inserted."""
+        """Return the line of the recorded file before which `line` of the changed file was inserted."""
         files = probing.outcomes[probing.chain.index(version)].files
         new, old = files[path].splitlines(), self.text(version)[path].splitlines()
         matcher = SequenceMatcher(None, new, old, autojunk=False)
-        for tag, first, last, there, _ in matcher.get_opcodes():
+        for tag, first, last, old_index, _ in matcher.get_opcodes():
             if tag != "equal" and first < line <= last:
-                return there + 1
+                return old_index + 1
         return line
 
     def propagated(self) -> list[Propagated]:
-        """Return the outcome for each version, newest first."""
+        """Return the outcome for each version of the chain, in its order."""
         return [
             Propagated(
                 version,
@@ -485,9 +535,9 @@ class Probing:
         names: Sequence[str] = (),
         statement: tuple[str, int] | None = None,
     ) -> list[Correction]:
-        """Store that the statements that log `names` go to a place in the version of `run`.
+        """Store a manual place in the version of `run` for the statements that log `names`; return what was stored.
 
-        `statement` is a file and a line of the work tree; needed if several statements log a name.
+        `statement` is (file, line) of a statement in the work tree; it must be given if several statements log a name.
         """
         lines = self.text(run.version).get(place.path, "").splitlines()
         if not 1 <= place.line <= len(lines) + 1:
@@ -507,7 +557,7 @@ class Probing:
         return corrections
 
     def _statements_for(self, names: Sequence[str], statement: tuple[str, int] | None) -> list[int]:
-        """Return the numbers of the added statements that a correction is for."""
+        """Return the numbers of the added statements that log `names`, or the number of the given `statement`."""
         if statement is not None:
             path, line = statement
             hits = [
@@ -549,23 +599,23 @@ class Probing:
     @cached_property
     def _identities(self) -> list[Identity]:
         """The identity of each added statement, independent of its text."""
-        seen: Counter[tuple[str, tuple[str, ...], tuple[str, ...]]] = Counter()
+        occurrences: Counter[tuple[str, tuple[str, ...], tuple[str, ...]]] = Counter()
         identities = []
         for number, probe in enumerate(self.added):
             sets: tuple[str, ...] = ()
             if not probe.names:
                 sets = tuple(name for name, _ in bound_by(self._trees[number][0]))
             key = (probe.path, probe.names, sets)
-            identities.append(Identity(*key, occurrence=seen[key]))
-            seen[key] += 1
+            identities.append(Identity(*key, occurrence=occurrences[key]))
+            occurrences[key] += 1
         return identities
 
     @cached_property
     def _trees(self) -> list[tuple[ast.stmt, int]]:
-        """Each added statement as a tree, and a number for its block."""
+        """The syntax tree of each added statement, and a number that identifies the block it is in."""
         statements_at: dict[tuple[str, int, int], tuple[ast.stmt, int]] = {}
         for path in {probe.path for probe in self.added}:
-            blocks: list[list[ast.stmt]] = [ast.parse(self._named[path]).body]
+            blocks: list[list[ast.stmt]] = [ast.parse(self._edited_under_newest_names[path]).body]
             while blocks:
                 block = blocks.pop()
                 for stmt in block:
@@ -573,10 +623,10 @@ class Probing:
                     blocks += [inner for _, _, inner in blocks_of(stmt)]
         return [statements_at[probe.path, probe.line, probe.column] for probe in self.added]
 
-    def _by_hand(self) -> dict[int, dict[int, HandPlace]]:
-        """Return the places given by hand for statements that are still there.
+    def _manual_places(self) -> dict[int, dict[int, HandPlace]]:
+        """Return the places that the user set: index in the chain -> number of a statement -> place.
 
-        Added statements above one in its block, which compute what it logs, go to the same place.
+        Added statements that compute what a statement logs go to the place of that statement.
         """
         places_by_version: dict[int, dict[int, HandPlace]] = {}
         for correction in self.corrections.all:
@@ -588,18 +638,18 @@ class Probing:
             places_by_version.setdefault(at, {})[number] = place
         for places in places_by_version.values():
             for number, place in sorted(places.items()):
-                for other in self._serving(number):
-                    places.setdefault(other, place)
+                for supporting in self._supporting(number):
+                    places.setdefault(supporting, place)
         return places_by_version
 
-    def _serving(self, number: int) -> list[int]:
-        """Return the added statements above one, in its block, that log nothing."""
+    def _supporting(self, number: int) -> list[int]:
+        """Return the added statements in the block of a logging statement, above it, that log nothing."""
         probe, block = self.added[number], self._trees[number][1]
         return [
             k
-            for k, other in enumerate(self.added)
+            for k, statement in enumerate(self.added)
             if self._trees[k][1] == block
-            and not other.names
-            and (other.line, other.column) < (probe.line, probe.column)
+            and not statement.names
+            and (statement.line, statement.column) < (probe.line, probe.column)
             and probe.names
         ]

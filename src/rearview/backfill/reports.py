@@ -8,31 +8,31 @@ from functools import cached_property
 from html import escape
 from typing import Any
 
+from rearview.backfill.find_statements import StatementSources
 from rearview.backfill.prepare_run import PreparedRun
-from rearview.backfill.shared_setup import SharedStages
-from rearview.backfill.statement_sources import StatementSources
+from rearview.backfill.setup_sharing import SharedStages
 from rearview.execute.replay_jobs import ReplayOutcome
 from rearview.model import Plan, Verdict
 from rearview.model.proof import compared, worst
 from rearview.model.wording import plural
 
 SHOWN = 30
-"""Segments and refusals that a notebook shows; more are counted."""
+"""Most segments, and most refusals, that a notebook shows; if there are more, it shows their number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A run for which the question cannot be answered, and why."""
+    """A run for which a question cannot be answered, and the reason."""
 
     run: str
     reason: str
     general_reason: str = ""
-    """The reason without the id of the run: equal for all runs that have the same problem."""
+    """The reason without the id of the run, so that it is equal for all runs with the same problem."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unproved:
-    """Names of a run with values that cannot be proved: the run recorded nothing to compare with."""
+    """Names of a run whose values cannot be proved, because the run recorded nothing to compare them with."""
 
     run: str
     names: tuple[str, ...]
@@ -40,7 +40,7 @@ class Unproved:
 
 @dataclass(frozen=True, slots=True)
 class Insertion:
-    """The statements that a backfill inserts into the source of some runs, as a diff."""
+    """The statements that a backfill inserts into the source of `runs`, as a diff."""
 
     runs: tuple[str, ...]
     diff: str
@@ -54,21 +54,21 @@ class BackfillReport:
     refusals: list[Refusal] = field(default_factory=list)
     seconds: float = 0.0
     recorded_seconds: float = 0.0
-    """Seconds that the runs themselves took."""
+    """Seconds that the replayed runs took when they were recorded."""
     elsewhere: int = 0
-    """Segments that another backfill filled at the same time, wholly or in part."""
+    """Number of segments that another backfill filled at the same time, wholly or in part."""
     environment_differences: list[str] = field(default_factory=list)
-    """A phrase for each variable that the runs read and that differs now and was not restored."""
+    """A phrase for each environment variable that the runs read, that has another value now, and that was not restored."""
     names: tuple[str, ...] = ()
-    """The names that were to get values."""
+    """The names that the backfill was to fill."""
     replaced: tuple[str, ...] = ()
-    """Sentences on statements that a replay disproved at one place and that were moved to another."""
+    """Sentences about statements that failed at one place and were moved to another."""
     event_files: tuple[str, ...] = ()
-    """Folders with event files of values that probes gave to TensorBoard."""
+    """Folders with the event files of values that probes passed to TensorBoard."""
 
     @property
     def unreached(self) -> list[str]:
-        """Exactly replayed runs that did not execute any statement that logs one of the names."""
+        """Runs whose replays were exact but did not execute any statement that logs one of the names."""
         if not self.names or self.elsewhere:
             return []
         written: dict[str, int] = {}
@@ -79,7 +79,7 @@ class BackfillReport:
 
     @property
     def written(self) -> int:
-        """New records."""
+        """Number of new records."""
         return sum(outcome.report.written for outcome in self.outcomes)
 
     @property
@@ -89,14 +89,14 @@ class BackfillReport:
 
     @property
     def speedup(self) -> float | None:
-        """How many times faster this was than running everything again."""
+        """How many times faster the backfill was than running everything again; None if that is unknown."""
         if not self.outcomes or self.elsewhere or self.seconds <= 0:
             return None
         return self.recorded_seconds / self.seconds
 
     @property
     def proof(self) -> str:
-        """One line that says how far the answer can be trusted."""
+        """One line for the user that says whether the replays were exact."""
         if not self.outcomes:
             return "nothing was replayed" + " here" * bool(self.elsewhere)
         decisive = worst(outcome.proof for outcome in self.outcomes)
@@ -107,32 +107,32 @@ class BackfillReport:
 
     @property
     def verdict(self) -> Verdict | None:
-        """The worst verdict of its replays; None if there was no replay."""
+        """The worst verdict of all replays, or None if there was no replay."""
         decisive = worst(outcome.proof for outcome in self.outcomes)
         return decisive.verdict if decisive is not None else None
 
     @property
     def redone(self) -> list[ReplayOutcome]:
-        """Outcomes of segments that ran twice; `redone` says why the first try was not enough."""
+        """The outcomes of segments that ran twice; the field `redone` of each says why."""
         return [outcome for outcome in self.outcomes if outcome.redone]
 
 
 @dataclass(frozen=True, slots=True)
 class MissingCells:
-    """How many cells lack a value.
+    """The number of cells without a value.
 
-    >>> print(MissingCells(12), MissingCells(12, about=True), MissingCells(1, least=True), sep="; ")
+    >>> print(MissingCells(12), MissingCells(12, approximate=True), MissingCells(1, at_least=True), sep="; ")
     12 cells; about 12 cells; at least 1 cell
     """
 
     cells: int
-    about: bool = False
-    """Inner loops were not counted to the end: the rest is extrapolated."""
-    least: bool = False
-    """Some of the loops around a statement were never counted."""
+    approximate: bool = False
+    """Whether the number is partly a guess, because inner loops were not counted to the end."""
+    at_least: bool = False
+    """Whether there may be more cells, because some of the loops around a statement were never counted."""
 
     def __str__(self) -> str:
-        words = ["at least"] * self.least + ["about"] * self.about
+        words = ["at least"] * self.at_least + ["about"] * self.approximate
         return " ".join([*words, str(self.cells), "cell" if self.cells == 1 else "cells"])
 
 
@@ -143,24 +143,25 @@ class PlanReport:
     plan: Plan
     refusals: list[Refusal] = field(default_factory=list)
     missing: MissingCells = field(default_factory=lambda: MissingCells(0))
-    """Cells without a value."""
+    """The number of cells without a value."""
     changed_inputs: list[str] = field(default_factory=list)
+    """A sentence for each input file that changed after runs read it."""
     environment_differences: list[str] = field(default_factory=list)
-    """A phrase for each variable that the runs read and that differs now and is not restored."""
+    """A phrase for each environment variable that the runs read, that has another value now, and that is not restored."""
     notes: list[str] = field(default_factory=list)
-    """Sentences on what else the user should know: renamed files, what makes predictions doubtful."""
+    """Further sentences for the user, such as about renamed files, or why predictions are uncertain."""
     unproved: list[Unproved] = field(default_factory=list)
-    """Requested values that exist already and cannot be proved."""
+    """Names with requested values that exist already and cannot be proved."""
     explaining: Callable[[], Any] | None = field(default=None, repr=False)
     """Computes `explained`."""
     insertions: list[Insertion] = field(default_factory=list)
-    """The statements that are inserted into the source of the runs, as a diff for each version."""
+    """The statements that are inserted into the source of the runs; equal diffs are listed once."""
     prepared: Mapping[str, PreparedRun] = field(default_factory=dict, repr=False)
-    """By run, the request that the plan was made from; running the plan needs it."""
+    """Id of a run -> the prepared run from which the plan was made; needed to run the plan."""
     statements: StatementSources | None = field(default=None, repr=False)
-    """The sources of statements, and their places in each version."""
+    """The statements that log the names, and their places in each version."""
     shared: SharedStages = field(default_factory=lambda: SharedStages({}), repr=False)
-    """The parts of their set-up that segments share, and why others are not shared."""
+    """The parts of the set-up that several segments share, and why other parts are not shared."""
 
     def _repr_html_(self) -> str:
         """Return the plan as HTML, for notebooks."""
@@ -176,7 +177,7 @@ class PlanReport:
             f"<td>{segment.seconds:.2f} s</td></tr>"
             for segment in segments[:SHOWN]
         )
-        more = f"<p>… and {len(segments) - SHOWN} more</p>" if len(segments) > SHOWN else ""
+        omitted = f"<p>… and {len(segments) - SHOWN} more</p>" if len(segments) > SHOWN else ""
         refused = "".join(
             f"<li>{escape(refusal.run)}: {escape(refusal.reason)}</li>"
             for refusal in self.refusals[:SHOWN]
@@ -184,17 +185,17 @@ class PlanReport:
         names = ("run", "statement in", "iterations", "from", "predicted")
         titles = "".join(f"<th>{name}</th>" for name in names)
         table = f"<table><thead><tr>{titles}</tr></thead><tbody>{rows}</tbody></table>" * bool(rows)
-        return head + table + more + (f"<p>refused:</p><ul>{refused}</ul>" if refused else "")
+        return head + table + omitted + (f"<p>refused:</p><ul>{refused}</ul>" if refused else "")
 
     @property
     def nothing(self) -> bool:
-        """Whether there is nothing to run."""
+        """Whether the plan has no segments."""
         return not self.plan.segments
 
     @cached_property
     def explained(self) -> Any:
-        """Predicted time for several numbers of workers, and what would make it cheaper.
+        """What the plan costs with several numbers of workers, and what would be cheaper (`plan.explain.Explanation`).
 
-        Computed on first use, because it makes several plans.
+        It is computed on first use, because several plans must be made for it.
         """
         return self.explaining() if self.explaining is not None else None

@@ -1,7 +1,7 @@
 """Convert a run's measurements into facts for the planner, and a planned segment into a segment file.
 
 A run counts the iterations of its loops, their seconds, and the checkpoints it saved. A run that was killed
-recorded less: its checkpoints show how far it came. Inner loops with short iterations are not counted to the
+recorded less: its checkpoints show how far the run came. Inner loops with short iterations are not counted to the
 end: the remaining iterations are assumed to be like the counted ones.
 """
 
@@ -31,38 +31,41 @@ from rearview.source.probes.loop_carried import START
 from rearview.source.probes.probe import Probe, Probes
 
 _Spans = dict[str, dict[int, tuple[int, int]]]
-"""Id of an inner loop -> iteration of the main loop -> (first, last) iterations of the inner loop."""
+"""Id of an inner loop -> iteration of the main loop -> (first, end) of the iterations of the inner loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """The values that are requested of one run: by which probes, in which iterations."""
+    """The values that are requested of one run: which probes log them, in which iterations."""
 
     run: Run
     version: str
-    """Source to execute: the run's own with the probes in it."""
+    """Version to execute: the source of the run with the probes inserted."""
     probes: Probes
     requested: tuple[Probe, ...]
-    """The probes whose values are asked for; none: a plain replay."""
+    """The probes that log the requested values; empty for a replay that only proves the run."""
     names: tuple[str, ...]
+    """The names that lack values."""
     coverage: CoverageQuery
-    missing: frozenset[int] | None = None
-    """Iterations of the outermost loop that lack a value; None: all."""
+    missing_iterations: frozenset[int] | None = None
+    """Iterations of the outermost loop that lack a value; None means all iterations."""
     digests: Mapping[str, str] | None = None
-    """By name, a digest of how it is logged; stored with replays, to know later for which edits they count."""
+    """Name -> digest of the statements that log it. It is stored with replays, so that their values count later if
+    an edit leaves these statements alone.
+    """
     kinds: Mapping[str, str] = field(default_factory=dict)
-    """By name, the kind of its values in other versions; given if probes were carried here."""
+    """Name -> family of its values in other versions, such as "a number"; empty if no probe was carried."""
 
     @property
     def at(self) -> tuple[At, ...]:
-        """Iterations that the user asks for; none: all."""
+        """The iterations that the user selected; empty means all."""
         return self.coverage.at
 
     @property
     def main_entered_once(self) -> bool:
         """Whether the main loop was entered only once.
 
-        Otherwise each entry may log requested values, and only one entry could be divided.
+        If not, each entry may log requested values, but only one entry could be divided.
         """
         return self.run.end.main.alone
 
@@ -73,10 +76,10 @@ class RunRequest:
 
 
 def segment_file(request: RunRequest, segment: Segment, *, first: bool = True) -> SegmentFile:
-    """Return the segment file for one segment of the plan; `first` if it is the run's first."""
+    """Return the segment file that tells a replay what to do; `first` marks the first segment of the run."""
     probes = request.requested
     chains = [list(chain) for probe in probes for chain in (*probe.paths, *probe.feeding_paths)]
-    # without any path, the loops around the statement are not known
+    # if a probe has no loop path, the loops around it are not known
     before_loops = bool(probes) and all(
         probe.runs_first and probe.paths and not any(probe.paths) for probe in probes
     )
@@ -115,16 +118,16 @@ def segment_file(request: RunRequest, segment: Segment, *, first: bool = True) -
     )
 
 
-def replay_start(request: RunRequest, segment: Segment, crew: str) -> ReplayStart:
-    """Return what to store with the replay of a segment: it shows later backfills what the replay covers.
+def replay_start(request: RunRequest, segment: Segment, backfill: str) -> ReplayStart:
+    """Return the record of what the replay of a segment covers, for later backfills.
 
-    `crew` is the id of the backfill that starts it.
+    `backfill` is the id of the backfill that starts the replay.
     """
     return ReplayStart(
         limits=request.coverage.limits,
         same=dict(request.digests or {}),
         inner=_inner_spans(request, segment),
-        crew=crew,
+        crew=backfill,
     )
 
 
@@ -134,7 +137,7 @@ def _segment_iterations(segment: Segment) -> Sequence[int]:
 
 
 def _inner_spans(request: RunRequest, segment: Segment) -> _Spans:
-    """Return the requested iterations of an inner loop, for the iterations of the segment."""
+    """Return the requested iterations of an inner loop in the iterations of the segment."""
     within = request.coverage.within
     if within is None:
         return {}
@@ -148,7 +151,7 @@ def _inner_spans(request: RunRequest, segment: Segment) -> _Spans:
 
 
 def _ranges(segment: Segment, inner: Iterable[str]) -> dict[str, list[tuple[int, int]]]:
-    """Return the iterations that the segment runs of the main loop and of loops inside it, by id."""
+    """Return loop id -> ranges of iterations that the segment runs, for the main loop and loops inside it."""
     ranges = {loop: [(0, ALL)] for loop in inner}
     if segment.loop is not None:
         if segment.only is not None:
@@ -161,7 +164,7 @@ def _ranges(segment: Segment, inner: Iterable[str]) -> dict[str, list[tuple[int,
 
 
 def _levels_to_enter(probes: Sequence[Probe]) -> int:
-    """Return how many loops, counted from the outermost, may be entered in the middle."""
+    """Return how many loops, from the outermost, a replay may enter at a later iteration than the first."""
     return min(
         (
             0 if probe.depth == START else len(chain) - len(probe.loops) + probe.depth
@@ -173,10 +176,10 @@ def _levels_to_enter(probes: Sequence[Probe]) -> int:
 
 
 def _owed_iterations(request: RunRequest, segment: Segment, *, to_end: bool) -> dict[str, int]:
-    """Return how many iterations the loops around the probes had in the run, by loop id.
+    """Return loop id -> number of iterations that the run had in this segment, for loops around the probes.
 
-    Only loops that the run counted to the end are included. A replay that executes fewer iterations
-    of one lacks values.
+    A replay that executes fewer iterations of such a loop misses values. Loops whose iterations the run did not count
+    to the end are left out.
     """
     run, main, coverage = request.run, request.run.end.main, request.coverage
     counted = {site: loop.iterations for site, loop in run.end.loops.items() if not loop.loose}
@@ -184,7 +187,7 @@ def _owed_iterations(request: RunRequest, segment: Segment, *, to_end: bool) -> 
         return {}
     first, end = main.counted or (0, 0)
     if first or coverage.count > end or main.counts is None:
-        return {}  # a part of it ran in another process, or was not counted
+        return {}  # a part of the main loop ran in another process, or was not counted
     iterations = _segment_iterations(segment)
     owed: dict[str, int] = {}
     for path in {path for probe in request.requested for path in probe.paths if path}:
@@ -204,9 +207,9 @@ def _owed_iterations(request: RunRequest, segment: Segment, *, to_end: bool) -> 
 
 
 START_SHARE = 0.5
-"""Seconds that a replay takes to start, as a fraction of the recording's: a replay loads half as much."""
+"""Seconds that a replay takes to start, as a fraction of the start of a recorded run; a replay loads half as much."""
 _Spent = list[tuple[float, int]]
-"""(seconds, iterations) of an inner loop in each iteration of the outermost one."""
+"""(seconds, iterations) of an inner loop in each iteration of the outermost loop."""
 
 
 def run_facts(
@@ -217,9 +220,9 @@ def run_facts(
     blocked: str = "",
     machine: planning.Machine | None = None,
 ) -> planning.RunFacts:
-    """Return the facts that a run measured about itself.
+    """Return the facts that the planner needs, from what the run measured about itself.
 
-    `version` is the source that replays of it execute; `blocked` says why it cannot be replayed.
+    `version` is the version that replays execute; `blocked` says why the run cannot be replayed, if so.
     """
     end, finished = run.end, run.ended is not None
     measured = finished and end.main != MainLoop()
@@ -254,9 +257,9 @@ def run_facts(
 
 
 def _main_values(main: MainLoop, count: int) -> Sequence[planning.TargetValue] | None:
-    """Return the values of the main loop's target in each iteration; None if they are its indices."""
+    """Return the value of the main loop's target in each iteration, or None if the values are the indices."""
     span = main.span
-    if span is None and main.range is not None:  # of older runs
+    if span is None and main.range is not None:  # recorded by an older version of Rearview
         span = (main.range[0], main.range[2])
     return target_values(span, main.held, count)
 
@@ -264,24 +267,26 @@ def _main_values(main: MainLoop, count: int) -> Sequence[planning.TargetValue] |
 def checkpoint_facts(
     site: str, checkpoints: Iterable[Checkpoint]
 ) -> Iterable[planning.CheckpointFacts]:
-    """Yield the checkpoints of the main loop with the bytes that a replay reads for each.
+    """Yield the checkpoints in the main loop `site`, each with the bytes that a replay reads for it.
 
-    A replay that passes several checkpoints reads only what changed since the last one of the same kind.
-    That is what was stored in between, unless another run had stored it before.
+    A replay that restores several checkpoints of one edge and depth reads only the bytes that changed from one to the
+    next. These are the bytes that the run stored in between, unless another run had stored them before.
     """
     sized = [(checkpoint, checkpoint.nbytes) for checkpoint in checkpoints]
     stored_all = sum(each.stored + each.shrunk for each, _ in sized) >= max(
         (size for _, size in sized), default=0
     )
-    stored = 0
-    before: dict[tuple[str, int], int] = {}
+    stored_bytes = 0
+    bytes_before: dict[tuple[str, int], int] = {}
     for checkpoint, size in sized:
-        stored += checkpoint.stored + checkpoint.shrunk
+        stored_bytes += checkpoint.stored + checkpoint.shrunk
         path = checkpoint.meta.path
         if path and path[0].loop == site:
-            kind = (checkpoint.edge, len(checkpoint.point.steps))
-            nbytes = min(size, stored - before.get(kind, 0)) if stored_all else size
-            before[kind] = stored
+            series = (checkpoint.edge, len(checkpoint.point.steps))
+            nbytes = size
+            if stored_all:
+                nbytes = min(size, stored_bytes - bytes_before.get(series, 0))
+            bytes_before[series] = stored_bytes
             steps = tuple(Step(step.loop, step.iteration) for step in path)
             yield planning.CheckpointFacts(
                 checkpoint.id,
@@ -293,7 +298,7 @@ def checkpoint_facts(
 
 
 def _main_from_checkpoints(checkpoints: Sequence[Checkpoint]) -> MainLoop:
-    """Return the main loop of a run that did not record its end, as far as its checkpoints show."""
+    """Return what the checkpoints of a run show of its main loop, for a run that did not record its end."""
     in_loops = [checkpoint for checkpoint in checkpoints if checkpoint.meta.path]
     if not in_loops:
         return MainLoop()
@@ -318,11 +323,11 @@ def _main_from_checkpoints(checkpoints: Sequence[Checkpoint]) -> MainLoop:
 
 
 def inner_loops(main: MainLoop, end: RunEnd, count: int) -> list[LoopFacts]:
-    """Return the loops directly inside the outermost one, which had `count` iterations."""
+    """Return the loops directly inside the outermost loop, which had `count` iterations."""
     loops = []
     for site, spent in main.inner.items():
         counted = _counted_iterations(main, end, site, len(spent), count)
-        padded = _pad(_spread(main, [(s, n) for s, n in spent]), counted, count)
+        padded = _pad(_per_iteration(main, [(s, n) for s, n in spent]), counted, count)
         most_iterations = max((n for _, n in padded), default=0)
         loops.append(
             LoopFacts(
@@ -343,10 +348,10 @@ def deep_loops(
     count: int,
     inner: Sequence[LoopFacts],
 ) -> dict[tuple[str, ...], DeepFacts]:
-    """Return the loops inside inner loops, by the ids of the loops around them and their own id.
+    """Return the loops inside inner loops, by loop path without the outermost loop.
 
-    Older runs recorded names instead of ids. A loop that was not counted to the end is taken to have
-    had as many iterations each time.
+    In runs of older versions of Rearview, the loop path consists of names, not of ids. A loop that was not counted to
+    the end is assumed to have had its mean number of iterations each time.
     """
     deep_facts: dict[tuple[str, ...], DeepFacts] = {}
     for names, deep in sorted(main.deep.items(), key=_depth):
@@ -357,12 +362,12 @@ def deep_loops(
             around = next(outer, None)
         counts = list(deep.counts)
         counted = _counted_iterations(main, end, deep.site, len(counts), count)
-        each = sum(counts) / max(1, deep.entries)
+        mean = sum(counts) / max(1, deep.entries)
         counts += [0] * (count - len(counts))
         if around is not None:
             counts = [
-                have if k in counted else round(around.counts[k] * each)
-                for k, have in enumerate(counts)
+                own_count if k in counted else round(around.counts[k] * mean)
+                for k, own_count in enumerate(counts)
             ]
         deep_facts[chain] = DeepFacts(counts, counted)
     return deep_facts
@@ -374,23 +379,25 @@ def _depth(item: tuple[str, DeepLoop]) -> int:
 
 
 def _counted_iterations(main: MainLoop, end: RunEnd, site: str, recorded: int, count: int) -> range:
-    """Return the iterations of the outermost loop in which an inner loop was counted completely.
+    """Return the iterations of the outermost loop in which the inner loop `site` was counted completely.
 
-    A loop with short iterations is no longer counted after a while; in the iteration in which counting
-    ended it may have had more of them. Older runs counted several iterations together.
+    The run stops counting the iterations of an inner loop if they are short; the count of the outer iteration in which
+    it stopped may be too small. Older versions of Rearview counted several outer iterations together.
     """
-    quiet = site not in end.loops
+    stopped = site not in end.loops
     if main.counted is None:
-        together = quiet or any(many > 1 for many, _ in main.iterations)
+        together = stopped or any(many > 1 for many, _ in main.iterations)
         return range(0 if together else count)
     first, last = main.counted
-    return range(first, min(last, recorded - 1) if quiet else min(last, count))
+    return range(first, min(last, recorded - 1) if stopped else min(last, count))
 
 
-def _spread(main: MainLoop, spent: _Spent) -> _Spent:
-    """Return counts of several iterations together divided equally among them.
+def _per_iteration(main: MainLoop, spent: _Spent) -> _Spent:
+    """Return `spent` for single iterations; older runs counted several outer iterations together.
 
-    >>> _spread(MainLoop(iterations=[(1, 0.1), (2, 0.1)]), [(0.1, 3), (0.0, 0), (0.2, 6)])
+    The sum for several iterations is divided equally among them.
+
+    >>> _per_iteration(MainLoop(iterations=[(1, 0.1), (2, 0.1)]), [(0.1, 3), (0.0, 0), (0.2, 6)])
     [(0.1, 3), (0.1, 3), (0.1, 3)]
     """
     if main.counted is not None:
@@ -404,9 +411,9 @@ def _spread(main: MainLoop, spent: _Spent) -> _Spent:
 
 
 def _pad(spent: _Spent, counted: range, count: int) -> _Spent:
-    """Return seconds and iterations of an inner loop for each iteration around it.
+    """Return seconds and iterations of an inner loop in each of `count` outer iterations.
 
-    Where they were not counted, the mean is taken.
+    The mean stands in for outer iterations in which the loop was not counted.
 
     >>> _pad([(0.25, 10), (0.75, 10)], range(1), 3)
     [(0.25, 10), (0.75, 10), (0.5, 10)]
@@ -427,9 +434,9 @@ def _pad(spent: _Spent, counted: range, count: int) -> _Spent:
 def target_values(
     span: Sequence[int] | None, recorded: Sequence[TargetValue] | None, count: int
 ) -> Sequence[TargetValue] | None:
-    """Return the values of a loop's target in `count` iterations.
+    """Return the values of a loop's target in `count` iterations, or None if they are unknown or the indices.
 
-    None: they are not known, or they are the indices. `span` is (start, step) of a range.
+    `span` is (start, step) of a range; `recorded` are the values of any other iterable.
 
     >>> target_values([1, 1], None, 3), target_values([0, 1], None, 3), target_values(None, None, 3)
     ([1, 2, 3], None, None)
@@ -444,16 +451,16 @@ def target_values(
 
 
 def with_run_loop_ids(probes: Probes, run: Run) -> Probes:
-    """Return the probes as the run sees them: with its ids of loops, and whether they run before its main loop.
+    """Return `probes` with the loop ids of the run, and whether each probe runs before the main loop of the run.
 
-    A loop over `rearview.loop` has the name that the program gave it as its id, in any function.
+    The id of a loop over `rearview.loop` is the name that the program gave to the loop, in any function.
     """
     recorded = run.end.loops
     main = run.end.main.site
     main_loops = [loop for loop in probes.known_loops if main in (str(loop), NAMED + loop.name)]
 
     def runs_first(probe: Probe) -> bool:
-        """Return False also if the main loop is in a library, or is called by one."""
+        """Return True if `probe` surely runs before the main loop; False if a library contains or calls the loop."""
         in_order = bool(main_loops) and all(
             (loop.path == probe.path or loop.function != MODULE)
             and (loop.path == probe.path or probe.function != MODULE or _is_script(probe.path, run))
@@ -461,7 +468,7 @@ def with_run_loop_ids(probes: Probes, run: Run) -> Probes:
         )
         return probe.runs_first and (in_order or main is None)
 
-    def renamed(path: tuple[str, ...]) -> tuple[str, ...]:
+    def with_loop_ids(path: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(
             named if (named := NAMED + name_of(loop)) in recorded and loop not in recorded else loop
             for loop in path
@@ -470,8 +477,8 @@ def with_run_loop_ids(probes: Probes, run: Run) -> Probes:
     changed = (
         replace(
             probe,
-            paths=tuple(map(renamed, probe.paths)),
-            feeding_paths=tuple(map(renamed, probe.feeding_paths)),
+            paths=tuple(map(with_loop_ids, probe.paths)),
+            feeding_paths=tuple(map(with_loop_ids, probe.feeding_paths)),
             runs_first=runs_first(probe),
         )
         for probe in probes.probes
@@ -480,6 +487,6 @@ def with_run_loop_ids(probes: Probes, run: Run) -> Probes:
 
 
 def _is_script(path: str, run: Run) -> bool:
-    """Return True if a file is the one that the run was started with."""
+    """Return True if the file `path` is the script or module that the run was started with."""
     module = run.script.removeprefix("-m ").replace(".", "/")
     return path == run.script or path.endswith((f"{module}.py", f"{module}/__main__.py"))

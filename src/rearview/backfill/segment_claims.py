@@ -1,8 +1,8 @@
-"""Divide the segments of a backfill with other backfills that run at the same time.
+"""Claim segments, so that backfills that run at the same time do not fill the same cells twice.
 
-A replay that has started and not ended is a claim on the cells that it covers, as long as its backfill
-runs. There is no lock: a claim is a line in the run's own file, and if two backfills claim the same cells
-at once, the line that comes first in the file holds.
+A replay that has started and not ended is a claim on the cells that it covers, as long as its backfill runs. There
+is no lock. A claim is a line in a file of the run; if two backfills claim a cell at the same moment, the line that
+comes first in the file counts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from rearview.backfill.coverage import ALL, Cell, cells_of, filled_cells
 from rearview.backfill.prepare_run import PreparedRun
 from rearview.backfill.run_facts import RunRequest, replay_start, segment_file
-from rearview.backfill.shared_setup import Lead
+from rearview.backfill.setup_sharing import LeadingImports
 from rearview.execute.backfill_status import StatusFile, active_backfills
 from rearview.execute.executor import SetupStage, Task
 from rearview.execute.replay_jobs import ReplayJobs
@@ -23,28 +23,28 @@ from rearview.model import ReplayStart, Segment
 from rearview.store.runs import Replay
 
 Cells = Mapping[str, frozenset[Cell]]
-"""Cells by the name that is logged there."""
+"""Name of logged values -> its cells."""
 _ACTIVE_SECONDS = 0.5
-"""Seconds for which the list of active backfills is not read again."""
+"""Seconds for which the list of active backfills is kept in memory before it is read again."""
 
 
 @dataclass
 class SegmentClaims:
-    """Claims the segments of one plan (the `Claims` of `execute.run_plan`)."""
+    """Claims the segments of one plan; implements the protocol `Claims` of `execute.run_plan`."""
 
     replays: ReplayJobs
     status: StatusFile
     prepared: Mapping[str, PreparedRun]
-    """By run."""
+    """The prepared runs by id."""
     segments: Sequence[Segment] = ()
-    shared_leads: Collection[Lead] = ()
-    """Starts that several segments share."""
+    shared_imports: Collection[LeadingImports] = ()
+    """Leading imports that several segments share."""
     stages: Mapping[str, tuple[SetupStage, ...]] = field(default_factory=dict)
-    """By run: the parts of its set-up that several segments share."""
+    """Id of a run -> the parts of its set-up that several segments share."""
     planned: dict[str, Segment] = field(default_factory=dict)
-    """By replay, the segment if it runs exactly as planned."""
-    _held_states: dict[Segment, tuple[object, ...] | None] = field(default_factory=dict)
-    """State of the claims when other backfills had claimed all that is left of a segment."""
+    """Id of a replay -> its segment, if all of the segment was claimed."""
+    _status_when_claimed: dict[Segment, tuple[object, ...] | None] = field(default_factory=dict)
+    """Status of the claims when other backfills had claimed all missing cells of a segment."""
     _active: tuple[float, frozenset[str]] = (0.0, frozenset())
 
     def __post_init__(self) -> None:
@@ -58,10 +58,10 @@ class SegmentClaims:
         segment_cells = _cells_of_segment(request, segment, first=first)
         if not any(segment_cells.values()):
             return Claim(self._task(prepared, request, segment, first=first))
-        # read before the replays are: a change in between is then noticed next time
-        state = self._claims_state(request)
-        if state is not None and self._held_states.get(segment) == state:
-            return Claim(None, rest=True)
+        # read before the replays: if a claim changes in between, the next call sees it
+        status = self._claims_status(request)
+        if status is not None and self._status_when_claimed.get(segment) == status:
+            return Claim(None, retry_later=True)
         replays = self.replays.runs.replays(request.run.id)
         filled, claimed = self._cells_of_others(request, replays)
         newly_filled = _filled(request, [each for each in replays if self._is_new(prepared, each)])
@@ -73,8 +73,8 @@ class SegmentClaims:
             (segment_cells[name] - filled[name]) & claimed[name] for name in segment_cells
         )
         if not any(unclaimed.values()):
-            self._held_states[segment] = state if claimed_by_others else None
-            return Claim(None, rest=claimed_by_others, filled=helped)
+            self._status_when_claimed[segment] = status if claimed_by_others else None
+            return Claim(None, retry_later=claimed_by_others, filled=helped)
         if unclaimed == segment_cells:
             task = self._task(prepared, request, segment, first=first)
             self.planned[task.id] = segment
@@ -84,11 +84,11 @@ class SegmentClaims:
         if self._lost_race(request, task, unclaimed):
             self.release(segment, task, "another backfill was first")
             self.planned.pop(task.id, None)
-            return Claim(None, rest=True)
-        return Claim(task, rest=claimed_by_others, filled=helped)
+            return Claim(None, retry_later=True)
+        return Claim(task, retry_later=claimed_by_others, filled=helped)
 
     def release(self, segment: Segment, task: Task, why: str) -> None:
-        """Give up the claim of a task, so that any backfill may run its segment."""
+        """Give up the claim of a task, so that any backfill may claim the segment."""
         self.replays.abandon(self.prepared[segment.run].run, task, why)
 
     def _task(
@@ -96,26 +96,28 @@ class SegmentClaims:
     ) -> Task:
         file = segment_file(request, segment, first=first)
         start = replay_start(request, segment, self.status.id)
-        lead = prepared.lead
-        imports = lead.imports if lead is not None and lead in self.shared_leads else None
+        leading = prepared.leading_imports
+        imports = (
+            leading.imports if leading is not None and leading in self.shared_imports else None
+        )
         stages = self.stages.get(segment.run, ()) if imports is not None else ()
-        # a segment that does not divide the main loop does not stop there
+        # a segment that is not a part of the main loop does not stop before that loop
         stages = tuple(stage for stage in stages if stage.start.statements is not None or file.main)
         return self.replays.prepare(
             request.run, request.version, file, segment, start, imports, stages
         )
 
-    def _lost_race(self, request: RunRequest, task: Task, own: Cells) -> bool:
-        """Return True if another backfill claimed some of the same cells just before this one."""
+    def _lost_race(self, request: RunRequest, task: Task, own_cells: Cells) -> bool:
+        """Return True if another backfill claimed some of the cells `own_cells` just before the claim of `task`."""
         replays = self.replays.runs.replays(request.run.id)
         position = next(k for k, replay in enumerate(replays) if replay.id == task.id)
         filled, claimed = self._cells_of_others(request, replays[:position])
-        return any(own[name] & (filled[name] | claimed[name]) for name in own)
+        return any(own_cells[name] & (filled[name] | claimed[name]) for name in own_cells)
 
     def _cells_of_others(
         self, request: RunRequest, replays: Sequence[Replay]
     ) -> tuple[Cells, Cells]:
-        """Return the filled cells, and the cells that other backfills have claimed."""
+        """Return (cells that any of `replays` has filled, cells that other backfills have claimed)."""
         active = active_backfills(self.replays.project) - {self.status.id} if replays else ()
         claims = [
             replace(replay, proved=True)
@@ -125,12 +127,15 @@ class SegmentClaims:
         return _filled(request, replays), _filled(request, claims)
 
     def _is_new(self, prepared: PreparedRun, replay: Replay) -> bool:
-        """Return True if another backfill ran a replay since the plan was made."""
+        """Return True if another backfill has run `replay` since the run was prepared."""
         by_another = replay.start.crew != self.status.id
         return replay.id not in prepared.ended_replays and by_another
 
-    def _claims_state(self, request: RunRequest) -> tuple[object, ...] | None:
-        """Return a value, cheap to get, that changes when another backfill starts, ends or dies."""
+    def _claims_status(self, request: RunRequest) -> tuple[object, ...] | None:
+        """Return a value that changes when a backfill starts, ends or dies, or claims something; None if no replay exists.
+
+        It is computed much faster than the claims themselves are read.
+        """
         when, active = self._active
         if time.monotonic() - when > _ACTIVE_SECONDS:
             active = active_backfills(self.replays.project)
@@ -156,11 +161,11 @@ def _cells_of_segment(request: RunRequest, segment: Segment, *, first: bool) -> 
 
 
 def _filled(request: RunRequest, replays: Iterable[Replay]) -> Cells:
-    """Return the cells that replays filled."""
+    """Return the requested cells that `replays` have filled."""
     digest_of = (request.digests or {}).__getitem__
-    some = list(replays)
+    all_replays = list(replays)
     return {
-        name: filled_cells(request.coverage, some, name, request.probes.of(name), digest_of)
+        name: filled_cells(request.coverage, all_replays, name, request.probes.of(name), digest_of)
         for name in request.names
     }
 
@@ -168,17 +173,19 @@ def _filled(request: RunRequest, replays: Iterable[Replay]) -> Cells:
 def _reduce(
     request: RunRequest, segment: Segment, segment_cells: Cells, unclaimed: Cells, *, first: bool
 ) -> tuple[RunRequest, Segment, bool]:
-    """Return the part of a segment that is left: fewer names, fewer iterations, maybe without its ends.
+    """Return the request and the segment reduced to the `unclaimed` cells, and whether they include `head`.
 
-    The last value is True if that part includes the code before the loop.
+    They may have fewer names, fewer iterations, and no values from before or after the loop.
     """
     names = tuple(name for name in request.names if unclaimed[name])
     probes = tuple(dict.fromkeys(probe for name in names for probe in request.probes.of(name)))
-    before, now = (frozenset[Cell]().union(*cells.values()) for cells in (segment_cells, unclaimed))
-    only = tuple(sorted(cell for cell in now if isinstance(cell, int)))
+    planned, remaining = (
+        frozenset[Cell]().union(*cells.values()) for cells in (segment_cells, unclaimed)
+    )
+    only = tuple(sorted(cell for cell in remaining if isinstance(cell, int)))
     if segment.loop is not None and only:
-        fraction = len(only) / sum(isinstance(cell, int) for cell in before)
-        tail = segment.tail and "tail" not in before - now
+        fraction = len(only) / sum(isinstance(cell, int) for cell in planned)
+        tail = segment.tail and "tail" not in planned - remaining
         segment = replace(segment, only=only, tail=tail, seconds=fraction * segment.seconds)
     reduced = replace(request, names=names, requested=probes)
-    return reduced, segment, first and "head" not in before - now
+    return reduced, segment, first and "head" not in planned - remaining

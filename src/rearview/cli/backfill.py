@@ -327,8 +327,8 @@ def summary(plan: PlanReport) -> dict[str, Any]:
     numbers: dict[str, Any] = {
         "nothing": plan.nothing,
         "missing": plan.missing.cells,
-        "missing_about": plan.missing.about,
-        "missing_at_least": plan.missing.least,
+        "missing_about": plan.missing.approximate,
+        "missing_at_least": plan.missing.at_least,
         "segments": len(plan.plan.segments),
         "runs": len({segment.run for segment in plan.plan.segments}),
         "seconds": plan.plan.seconds,

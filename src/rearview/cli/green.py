@@ -31,7 +31,7 @@ from rearview.model.run import EXIT_PAUSED
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rearview._history import StartCommand
+    from rearview._history import LaunchCommand
     from rearview.checkpointer.supervisor import Supervisor
     from rearview.energy import EnergyReport, Forecast, Gate, GridDecision, Rule
 
@@ -138,7 +138,7 @@ def clock(time_: float) -> str:
 
 
 def run_green(
-    start: Callable[[], StartCommand], green: Green, signals: tuple[int, ...], *, quiet: bool
+    start: Callable[[], LaunchCommand], green: Green, signals: tuple[int, ...], *, quiet: bool
 ) -> int:
     """Run a program while power is green and return its exit code; `start` returns its command.
 
@@ -196,7 +196,7 @@ def waiting_text(decision: GridDecision) -> str:
 
 
 def _run_child(
-    supervisor: Supervisor, command: StartCommand, gate: Gate, say: Callable[[str], None]
+    supervisor: Supervisor, command: LaunchCommand, gate: Gate, say: Callable[[str], None]
 ) -> int:
     """Run the program until it ends or pauses because the gate closed; return its exit code."""
     from rearview.checkpointer.supervisor import Child

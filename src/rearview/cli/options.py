@@ -16,7 +16,7 @@ from rearview.errors import UsageError
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from rearview._history import History, StartCommand
+    from rearview._history import History, LaunchCommand
 
 BYTES = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
     unit: base**power
@@ -206,7 +206,7 @@ def some_names(*, required: bool) -> Decorator:
     return click.argument("names", nargs=-1, required=required, shell_complete=complete_name)
 
 
-def not_started(command: StartCommand, exc: OSError) -> UsageError:
+def not_started(command: LaunchCommand, exc: OSError) -> UsageError:
     """Return the error for a program that cannot be started."""
     return UsageError(
         f"{command.command[0]} cannot be started in {command.folder}: {exc.strerror or exc}. "

@@ -42,7 +42,7 @@ from rearview.errors import UsageError
 from rearview.model.run import is_notebook
 
 if TYPE_CHECKING:
-    from rearview._history import Preemption, StartCommand
+    from rearview._history import LaunchCommand, Preemption
 
 
 _PYTHON = re.compile(r"(python|pypy)(\d+(\.\d+)*)?t?\Z")
@@ -434,7 +434,7 @@ def run(
                     green_settings, hours=_last_time(target, rest, options["module"], quiet=quiet)
                 )
 
-        def start() -> StartCommand:
+        def start() -> LaunchCommand:
             command = start_run(target, rest, **options)
             if not quiet:
                 print_notes(command)
@@ -580,13 +580,13 @@ def resume(
     return None
 
 
-def print_notes(command: StartCommand) -> None:
+def print_notes(command: LaunchCommand) -> None:
     """Print the notes of a command before the program starts."""
     for text in command.notes:
         output.said(text)
 
 
-def become(command: StartCommand) -> None:
+def become(command: LaunchCommand) -> None:
     """Replace this process by the user's program."""
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,8 +1,8 @@
-"""How a running backfill is getting on: its status file, its events, and how far each replay is.
+"""Publish the progress of a running backfill: its status file, and events for the terminal that runs it.
 
-A backfill publishes its status in `.rearview/backfills/<id>.json`, and any terminal that sees the store
-may write the number of workers it should use to `<id>.workers`. The process that runs the backfill also
-passes events to a listener; how far a replay is, it reads from the records that the replay has written.
+A backfill publishes its status in `.rearview/backfills/<id>.json`. Any terminal that sees the store may write to
+`<id>.workers` how many workers the backfill should use. The process that runs the backfill also passes an `Event` to a
+listener whenever something happens. The records that a replay has written show its progress (`RecordTail`).
 """
 
 from __future__ import annotations
@@ -29,24 +29,30 @@ HEARTBEAT = 5.0
 SILENT = 60.0
 """Seconds without an update after which other backfills ignore the claims of a backfill."""
 FORMAT = 1
+"""Number of the format of status files."""
 
 
 class BackfillStatus(msgspec.Struct, frozen=True):
-    """The status that a running backfill publishes about itself."""
+    """The status of a running backfill, as its status file says."""
 
     id: str
     names: tuple[str, ...]
+    """The names that the backfill fills."""
     started: float
     workers: int
-    """How many segments may run at once now."""
+    """Number of segments that may run at once."""
     busy: int
-    """How many segments run now."""
+    """Number of running segments."""
     segments: int
+    """Number of all segments."""
     ended: int
+    """Number of segments that have ended."""
     left: float | None = None
     """Predicted seconds until all segments have ended."""
     on: str = "local"
+    """The executor: `local` or `ray`."""
     process: dict[str, Any] = {}
+    """What identifies the process that runs the backfill."""
     heartbeat: float = HEARTBEAT
     format: int = FORMAT
 
@@ -57,7 +63,7 @@ def folder_of(project: Project) -> Path:
 
 
 def running_backfills(project: Project) -> list[BackfillStatus]:
-    """Return the backfills that run now, oldest first; remove the files that dead ones left."""
+    """Return the backfills that are running, oldest first; remove the files of backfills that were killed."""
     running = []
     for file in sorted(folder_of(project).glob("*.json")):
         try:
@@ -72,7 +78,7 @@ def running_backfills(project: Project) -> list[BackfillStatus]:
 
 
 def active_backfills(project: Project) -> frozenset[str]:
-    """Return the ids of the backfills that run and are not suspended."""
+    """Return the ids of the running backfills, without those that are suspended."""
     active = set()
     for status in running_backfills(project):
         with contextlib.suppress(OSError):
@@ -89,7 +95,7 @@ def request_workers(project: Project, backfill: str, workers: int) -> None:
 
 @dataclass
 class StatusFile:
-    """Publishes the status of one backfill and reads how many workers it should use."""
+    """Publishes the status of one backfill, and reads how many workers the backfill should use."""
 
     project: Project
     names: Sequence[str]
@@ -108,16 +114,16 @@ class StatusFile:
     def open(self) -> Iterator[StatusFile]:
         """Publish the status as long as the body runs.
 
-        It is published at once, because claims of a backfill count only while its status is there.
+        It is published at once, because the claims of a backfill count only if it has a status file.
         """
-        self.update(workers=0, busy=0, segments=0, ended=0, left=None)
+        self.update(workers=0, busy=0, segments=0, ended=0, seconds_left=None)
         try:
             yield self
         finally:
             _remove(self._file)
 
     def requested_workers(self) -> int | None:
-        """Return how many workers another terminal has requested; None if no number was requested."""
+        """Return the number of workers that another terminal has requested, or None if none has."""
         now = time.monotonic()
         if now - self._last_read >= READ_EVERY:
             self._last_read = now
@@ -126,9 +132,9 @@ class StatusFile:
         return self._requested
 
     def update(
-        self, *, workers: int, busy: int, segments: int, ended: int, left: float | None
+        self, *, workers: int, busy: int, segments: int, ended: int, seconds_left: float | None
     ) -> None:
-        """Publish the status: at once if the counts have changed, else every few seconds."""
+        """Publish the status: at once if a count has changed, else every few seconds."""
         now, counts = time.monotonic(), (workers, busy, ended)
         if counts == self._last_counts and now - self._last_write < HEARTBEAT:
             return
@@ -141,11 +147,11 @@ class StatusFile:
             busy=busy,
             segments=segments,
             ended=ended,
-            left=left,
+            left=seconds_left,
             on=self.on,
             process=process_identity(),
         )
-        # without a status file the backfill still runs; other terminals just do not see it
+        # without a status file the backfill still runs, but other terminals do not see the backfill
         with contextlib.suppress(OSError):
             make_folder(self._file.parent)
             publish(self._file, msgspec.json.encode(status), durable=False)
@@ -159,22 +165,23 @@ def _remove(file: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SegmentProgress:
-    """How far one running segment is."""
+    """The progress of one running segment."""
 
     worker: int
     segment: int
     run: str
-    done: float
-    """Fraction of the segment that is done, from its records if there are any, else predicted. It never
-    decreases, not even if the segment runs again."""
+    fraction: float
+    """Fraction of the segment that is done. It is computed from the records of the replay, or predicted if there are
+    none yet. It never decreases, not even if the segment runs again.
+    """
     spent: float
-    """Seconds since it started."""
+    """Seconds since the segment started."""
     predicted: float
-    """Seconds left according to the plan."""
-    left: float
-    """Seconds left according to its real speed."""
+    """Seconds to the end of the segment according to the plan."""
+    seconds_left: float
+    """Seconds to the end of the segment according to its real speed."""
     rows: int = 0
-    """Records that it has written so far."""
+    """Number of records that the segment has written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,29 +189,33 @@ class Event:
     """Something that happened to a segment of a running backfill."""
 
     kind: str
-    """`started`; `progress`, several times a second; `rows`, when there are new records; at the end
-    `proved`, `failed`, or `filled` (by another backfill). Also `again`: it differed or could not be
-    restored, and runs once more from the start of the run; `lost`: its process was killed;
-    `returned`: its worker was taken away; `workers`: their number has changed."""
+    """`started`; `progress`, several times a second; `rows` if there are new records; at the end `proved`, `failed`, or
+    `filled` (by another backfill). Further `again`, if the segment differed or could not be restored, and runs again
+    from the start of the run; `lost` if its process was killed; `returned` if its worker was taken away; `workers` if
+    the number of workers has changed.
+    """
     segment: int
+    """Number of the segment in the plan."""
     total: int
-    """How many segments there are."""
+    """Number of all segments."""
     run: str
-    done: float = 0.0
+    fraction: float = 0.0
     """Fraction of all predicted seconds that is done; it never decreases from one event to the next."""
     seconds: float = 0.0
     """Predicted seconds when a segment starts; real seconds when it has ended."""
-    left: float | None = None
+    seconds_left: float | None = None
     """Predicted seconds until all segments have ended."""
     message: str = ""
     worker: int | None = None
+    """Number of the worker that runs the segment."""
     rows: int = 0
-    """Records that it has written so far."""
+    """Number of records that the segment has written."""
     workers: int = 0
+    """Number of workers."""
     under_way: tuple[SegmentProgress, ...] = ()
-    """With `progress`: one for each running segment."""
-    held: int = 0
-    """With `progress`: segments that wait because another backfill has claimed them."""
+    """The progress of each running segment, if the kind is `progress`."""
+    claimed_elsewhere: int = 0
+    """Number of segments that wait because another backfill has claimed them, if the kind is `progress`."""
 
 
 Progress = Callable[[Event], None]
@@ -214,7 +225,7 @@ ENDED = frozenset({"proved", "failed", "filled"})
 
 
 _LEAST_LEFT = 0.1
-"""A running segment has at least this fraction of its seconds so far left."""
+"""Least seconds that a running segment still needs, as a fraction of the seconds since it started."""
 _MAX_READ = 1 << 20
 """Bytes that are read at once."""
 
@@ -230,7 +241,7 @@ class _RecordPoint(msgspec.Struct):
 
 @dataclass
 class RecordTail:
-    """Reads the record files of one replay as they grow, in constant memory."""
+    """Reads the record files of a replay while the replay writes them, in constant memory."""
 
     folder: Path
     """Folder of the run."""
@@ -239,21 +250,21 @@ class RecordTail:
     iterations: Sequence[int] = ()
     """Iterations of `loop` that the replay runs, in order."""
     rows: int = 0
-    """Lines that were written: one for each log call."""
+    """Number of lines that the replay has written, one for each log call."""
     reached: float | None = None
-    """Fraction of `iterations` up to the last record; None before the first record."""
+    """Fraction of `iterations` up to the last record, or None before the first record."""
     _other_files: set[str] = field(default_factory=set)
     _files: dict[str, int] = field(default_factory=dict)
-    """Name -> bytes that were read."""
+    """Name of a record file of the replay -> number of bytes that were read."""
 
     def read(self) -> bool:
         """Read the new records; return True if there are any."""
-        before = self.rows
+        rows_before = self.rows
         with contextlib.suppress(OSError):
             self._find_files()
             for name in self._files:
                 self._read(name)
-        return self.rows > before
+        return self.rows > rows_before
 
     def _find_files(self) -> None:
         with os.scandir(self.folder) as entries:
@@ -264,12 +275,12 @@ class RecordTail:
             with (self.folder / name).open("rb") as file:
                 head = file.readline(_MAX_READ)
             if not head.endswith(b"\n"):
-                continue  # its first line is still being written
+                continue  # the first line is not written completely
             try:
-                own = msgspec.json.decode(head, type=_FileHead).origin == self.replay
+                of_replay = msgspec.json.decode(head, type=_FileHead).origin == self.replay
             except (msgspec.MsgspecError, UnicodeDecodeError):
-                own = False
-            if own:
+                of_replay = False
+            if of_replay:
                 self._files[name] = len(head)
             else:
                 self._other_files.add(name)
@@ -296,22 +307,26 @@ class RecordTail:
 
 @dataclass(slots=True)
 class Eta:
-    """How many seconds a running segment has left, from the prediction and from its real speed.
+    """Estimates the seconds to the end of a running segment, from the prediction and from the real speed.
 
     >>> eta = Eta(predicted=100.0, started=0.0)
-    >>> eta.left(30.0, None), eta.left(40.0, 0.25), eta.left(60.0, 0.5)
+    >>> eta.seconds_left(30.0, None), eta.seconds_left(40.0, 0.25), eta.seconds_left(60.0, 0.5)
     (70.0, 60.0, 40.0)
     """
 
     predicted: float
     started: float
     _first: tuple[float, float] | None = None
-    """When the first record was seen, and the fraction then: the set-up comes before it."""
+    """(time of the first record, fraction that it reached); the set-up of the segment was before that."""
 
-    def left(self, now: float, reached: float | None, slowdown: float = 1.0) -> float:
-        """Return the seconds left; `slowdown`: real seconds per predicted second of other segments."""
+    def seconds_left(self, now: float, reached: float | None, slowdown: float = 1.0) -> float:
+        """Return the estimated seconds to the end of the segment.
+
+        `reached` is the fraction of its iterations up to the last record, and `slowdown` how many real seconds other
+        segments took per predicted second.
+        """
         spent = now - self.started
-        # a segment that takes longer than predicted is not at its end yet
+        # a segment that takes longer than predicted has not ended yet
         by_plan = max(_LEAST_LEFT * spent, self.predicted * slowdown - spent)
         if reached is None:
             return by_plan

@@ -1,8 +1,8 @@
-"""Which cores and accelerators a segment gets on the slot of this machine that it runs on.
+"""Choose the cores and the accelerators of this machine for a task, by its slot.
 
-A replay must compute with as many threads as the run did, because results depend on their number, and
-some libraries start one thread for each core they may use. So a process is pinned to cores only if the
-run set its number of threads and loaded no such library.
+A replay must compute with as many threads as the run did, because results depend on the number of threads. Some
+libraries start one thread for each core that they may use. A process is therefore pinned to cores only if the run set
+its number of threads and loaded no such library.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 CORE_COUNTING_LIBRARIES = frozenset(
     {"jax", "jaxlib", "mxnet", "numba", "onnxruntime", "paddle", "polars", "tensorflow"}
 )
-"""Libraries that start one thread for each core they may use, with any value of OMP_NUM_THREADS."""
+"""Libraries that start one thread for each core that they may use, and ignore OMP_NUM_THREADS."""
 _CPUS = Path("/sys/devices/system/cpu")
 
 
 def threads_of(variables: Mapping[str, str], loaded: Collection[str] = ()) -> int | None:
-    """Return how many threads a run was set to use; None if some library does not obey that.
+    """Return how many threads a run was set to use, or None if a library may use another number.
 
     `variables` are the run's environment variables that set thread counts; `loaded` names the libraries
     that the run had loaded.
@@ -48,7 +48,7 @@ def threads_of(variables: Mapping[str, str], loaded: Collection[str] = ()) -> in
 
 
 def visible_accelerators(hardware: Mapping[str, Any]) -> int:
-    """Return how many accelerators a run could use.
+    """Return how many accelerators a run could use; `hardware` is what the run recorded of its machine.
 
     >>> visible_accelerators({"gpus": ["A", "A"], "visible": None})
     2
@@ -62,9 +62,9 @@ def visible_accelerators(hardware: Mapping[str, Any]) -> int:
 
 
 def cores_of_slot(slot: int, threads: int, cores: Sequence[Sequence[int]]) -> frozenset[int]:
-    """Return the processors for a slot: `threads` whole cores, which slots share only if there are too few.
+    """Return the processors of `threads` whole cores for a slot; slots share cores only if there are too few.
 
-    `cores` lists the processors of each core. The result is empty if there are fewer than `threads` cores.
+    `cores` lists the processors of each core. Return an empty set if there are fewer than `threads` cores.
 
     >>> cores = [[0, 4], [1, 5], [2, 6], [3, 7]]
     >>> sorted(cores_of_slot(1, 2, cores)), sorted(cores_of_slot(2, 2, cores))
@@ -80,9 +80,9 @@ def cores_of_slot(slot: int, threads: int, cores: Sequence[Sequence[int]]) -> fr
 
 
 def accelerators_of_slot(slot: int, count: int, available: Sequence[str]) -> str | None:
-    """Return CUDA_VISIBLE_DEVICES for a slot: `count` of the `available` devices; None to leave it unchanged.
+    """Return a value of CUDA_VISIBLE_DEVICES for a slot, with `count` of the `available` devices.
 
-    `count` is how many accelerators the run could use.
+    `count` is how many accelerators the run could use. Return None if the variable need not change.
 
     >>> accelerators_of_slot(1, 1, "0123"), accelerators_of_slot(1, 2, "0123")
     ('1', '2,3')
@@ -113,7 +113,7 @@ def cores() -> list[list[int]]:
 
 
 def accelerators(environment: Mapping[str, str]) -> list[str]:
-    """Return the visible accelerators, or an empty list if they are of different models."""
+    """Return the accelerators that `environment` makes visible; an empty list if their models differ."""
     models = gpus()
     if len(set(models)) > 1:
         return []
@@ -124,7 +124,7 @@ def accelerators(environment: Mapping[str, str]) -> list[str]:
 
 
 def environment_of(task: Task, slot: int) -> dict[str, str]:
-    """Return the environment of a task on a slot; it names the slot's accelerators, if the run used any."""
+    """Return the environment of a task, changed so that it names the accelerators of the slot if the run used any."""
     if not task.accelerators:
         return task.environment
     available = accelerators(task.environment)
@@ -133,17 +133,17 @@ def environment_of(task: Task, slot: int) -> dict[str, str]:
 
 
 def cores_for(task: Task, slot: int) -> frozenset[int]:
-    """Return the processors that a task on a slot is pinned to; empty if it is not pinned."""
+    """Return the processors to which a task on a slot is pinned; an empty set if the task is not pinned."""
     if task.threads is None or not hasattr(os, "sched_setaffinity"):
         return frozenset()
     return cores_of_slot(slot, task.threads, cores())
 
 
 def pin(pid: int, task: Task, slot: int) -> frozenset[int]:
-    """Pin a new process to the cores of its slot, and return them.
+    """Pin a new process to the cores of its slot, and return their processors.
 
-    Its threads do not exist yet and will inherit the setting. If the process has already ended, return an
-    empty set.
+    The threads of the process do not exist yet and will inherit the setting. If the process has already ended,
+    return an empty set.
     """
     processors = cores_for(task, slot)
     if processors:

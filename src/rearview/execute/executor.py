@@ -1,6 +1,6 @@
-"""The protocols `Executor` and `Job`: how segments are started, on this machine or elsewhere.
+"""The protocols `Executor` and `Job`, and the `Task` that an executor starts, on this machine or on another one.
 
-A task is a command line with a segment file, so a person can also start it by hand (`by_hand`).
+A task is a command line with a segment file, so that a person can also start it by hand (`by_hand`).
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from rearview.model.messages import SetupStart
+from rearview.model.process_messages import SetupStart
 
 
 @dataclass(frozen=True, slots=True)
 class SetupStage:
-    """A part of the set-up that several tasks share: it runs once, and each of them continues from there."""
+    """A part of the set-up that several tasks share: it runs once, and each task continues from its end."""
 
     key: str
     """Equal for tasks that share this part and everything before it."""
     start: SetupStart
+    """Message to the process that runs this part: where the part ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Task:
     """One segment, ready to be started on any machine that sees the store."""
 
     id: str
+    """The id of the replay."""
     command: tuple[str, ...]
     environment: dict[str, str]
     folder: Path
@@ -36,22 +38,23 @@ class Task:
     report: Path
     """File that the process publishes when it has finished."""
     seconds: float = 0.0
-    """Predicted seconds."""
+    """Predicted seconds of the task."""
     threads: int | None = None
     """Threads that the run was set to use; None if the task may use every core."""
     accelerators: int = 0
-    """How many accelerators the run could use."""
+    """Number of accelerators that the run could use when it was recorded."""
     imports: tuple[str, ...] | None = None
-    """Import statements at the head of the program. An executor may execute them once for all tasks that
-    begin with the same ones. None if the task shares no start with others.
+    """Import statements with which the program begins. An executor may execute them once for all tasks with equal
+    imports. None if the task must start alone.
     """
     stages: tuple[SetupStage, ...] = ()
-    """Parts of the set-up that other tasks have in common with this one, in order. An executor may run each once,
-    in the process of a task that `shared_setup` returns."""
+    """Parts of the set-up that this task shares with other tasks, in order. An executor may run each part once, in the
+    process of a task that `shared_setup` returns.
+    """
     shared_setup: Callable[[], Task] | None = None
-    """Returns a task with a separate folder that runs only the set-up, for this task and others."""
+    """Returns a task that runs only the set-up, in a separate folder; other tasks are then forked from its process."""
     module_folder: Path | None = None
-    """Folder in which the program looks for its own modules; None means the working folder."""
+    """Folder in which the program looks for modules of the project; None means the working folder."""
 
 
 class Job(Protocol):
@@ -60,11 +63,11 @@ class Job(Protocol):
     task: Task
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Return its exit code; None if it still runs after `timeout` seconds."""
+        """Wait for at most `timeout` seconds; return the exit code of the task, or None if the task still runs."""
         ...
 
     def stop(self) -> None:
-        """Kill it at once."""
+        """Kill the task at once."""
         ...
 
 
@@ -73,11 +76,11 @@ class Executor(Protocol):
 
     @property
     def slots(self) -> int:
-        """How many tasks can run at once; it may change while tasks run."""
+        """Number of tasks that can run at once; it may change while tasks run."""
         ...
 
     def resize(self, slots: int) -> None:
-        """Use that many slots from now on, at most as many as exist; running tasks continue."""
+        """Set the number of slots, at most as many as the machines have; running tasks continue."""
         ...
 
     def start(self, task: Task, slot: int) -> Job:

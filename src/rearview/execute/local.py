@@ -1,10 +1,10 @@
 """The executor that runs segments as processes of this machine.
 
-Each process runs on the cores and accelerators of its slot (`cores_and_accelerators`). Segments that share their
-leading imports are forked from one process that has imported them. That fork server is
-`runtime/replay/fork_server.py`; `ForkServerClient` here starts it and sends it requests. Segments that share more
-of their set-up are forked from a process that has run it (`runtime/replay/setup_process.py`), which is itself
-forked from the fork server: `SetupServerClient`.
+Each process runs on the cores and accelerators of its slot (`cores_and_accelerators`). Segments that share their leading
+imports are forked from a *fork server*, a process that has executed these imports (`runtime/replay/fork_server.py`).
+A `ForkServerClient` starts a fork server and sends requests to it. Segments that share more of their set-up are forked
+from a *set-up process*, which has also run that part (`runtime/replay/setup_process.py`) and is itself forked from the
+fork server; its client is a `SetupServerClient`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import msgspec
 
 from rearview.execute.cores_and_accelerators import cores_for, environment_of, pin
 from rearview.execute.executor import Job, SetupStage, Task
-from rearview.model.messages import (
+from rearview.model.process_messages import (
     UNLIKE,
     VARIABLE,
     Control,
@@ -38,23 +38,23 @@ from rearview.model.messages import (
 from rearview.store.files import open_file
 
 MAX_FORK_SERVERS = 4
-"""Fork servers that are kept at the same time."""
+"""Most fork servers that run at the same time."""
 MAX_SETUPS = 8
-"""Processes that are kept at the same time after they have run a set-up."""
-MAX_ALIKE = 3
-"""Set-up processes for one part of a set-up: the files that different runs found may differ."""
+"""Most set-up processes that run at the same time."""
+MAX_PER_STAGE = 3
+"""Most set-up processes for one part of a set-up; one is not enough if runs found different files."""
 
 FORK_SERVER_SUPPORTED = sys.platform == "linux" and hasattr(os, "pidfd_open")
-"""Whether this system reports the end of processes that are not children of this one."""
+"""Whether this system reports the end of a process that is not a child of this process."""
 _IMPORT_TIMEOUT = 300.0
-"""Seconds after which a fork server must have finished its imports."""
+"""Seconds within which a fork server must have finished its imports."""
 _ANSWER_TIMEOUT = 30.0
-"""Seconds after which a fork server must have answered a request."""
+"""Seconds within which a fork server must answer a request."""
 _BINDING_VARIABLES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
-"""Variables that bind threads to cores when a library is loaded; later pinning has no effect then.
-"""
+"""Variables with which libraries bind threads to cores when they are loaded, so that later pinning has no effect."""
 
 ForkServerKey = tuple[tuple[str, ...], tuple[str, ...], frozenset[tuple[str, str]]]
+"""(command, imports, environment) of the tasks that can share a fork server."""
 
 
 @dataclass
@@ -65,7 +65,7 @@ class LocalJob:
     process: subprocess.Popen[bytes]
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Return its exit code; None if it still runs after `timeout` seconds."""
+        """Wait for at most `timeout` seconds; return the exit code of the task, or None if the task still runs."""
         if timeout is None:
             return self.process.wait()
         code = self.process.poll()
@@ -74,7 +74,7 @@ class LocalJob:
         return code
 
     def stop(self) -> None:
-        """Kill the process and everything it started."""
+        """Kill the process and all processes that it has started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -84,7 +84,7 @@ def _ends_within(pid: int, seconds: float) -> bool:
     """Wait until a child process ends, for at most `seconds`; return True if it has ended."""
     try:
         pidfd = os.pidfd_open(pid)
-    except (AttributeError, OSError):  # the system has no pidfds
+    except (AttributeError, OSError):  # not Linux: the end of the process cannot be waited for
         time.sleep(seconds)
         return False
     try:
@@ -103,17 +103,17 @@ class Local:
         self._jobs: list[Job] = []
         self._fork_servers: dict[ForkServerKey, ForkServerClient] = {}
         self._setups: list[tuple[tuple[ForkServerKey, str], SetupServerClient]] = []
-        self._unlike: dict[str, list[ForkServerClient]] = {}
-        """By task: set-up processes from which it cannot continue."""
+        self._unusable: dict[str, list[ForkServerClient]] = {}
+        """Id of a task -> set-up processes from which the task cannot continue."""
         self.unshared: dict[str, tuple[str, bool]] = {}
-        """By part of a set-up: why it was not shared to its end, and whether some of it was."""
+        """Key of a part of a set-up -> (why it was not shared to its end, whether some of it was shared)."""
 
     def resize(self, slots: int) -> None:
-        """Use that many slots from now on."""
+        """Set the number of slots."""
         self.slots = max(1, slots)
 
     def start(self, task: Task, slot: int) -> Job:
-        """Start a task as a separate process group, so that `stop` reaches all its processes."""
+        """Start a task in a new process group, so that `stop` can kill all its processes."""
         environment = environment_of(task, slot)
         server = self._fork_server(task, environment)
         job: Job
@@ -127,6 +127,7 @@ class Local:
         return job
 
     def _start_fresh(self, task: Task, slot: int) -> LocalJob:
+        """Start a task as an ordinary process, without a fork server."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         with open(open_file(task.log, flags), "wb") as log:  # noqa: PTH123
             process = subprocess.Popen(
@@ -142,27 +143,23 @@ class Local:
         return LocalJob(task, process)
 
     def _fork_server(self, task: Task, environment: dict[str, str]) -> ForkServerClient | None:
-        """Return the fork server for a task, started if needed; None if the task starts on its own."""
+        """Return the fork server for a task; start it if needed. Return None if the task must start without one."""
         key = fork_server_key(task, environment)
         if key is None:
             return None
         client = self._fork_servers.pop(key, None)
         if client is None:
-            alive = [
-                (other_key, other)
-                for other_key, other in self._fork_servers.items()
-                if not other.closed
-            ]
-            idle = [other_key for other_key, other in alive if not other.children]
+            alive = [item for item in self._fork_servers.items() if not item[1].closed]
+            idle_keys = [alive_key for alive_key, server in alive if not server.children]
             if len(alive) >= MAX_FORK_SERVERS:
-                if not idle:
+                if not idle_keys:
                     return None
-                self._fork_servers.pop(idle[0]).close()
+                self._fork_servers.pop(idle_keys[0]).close()
             try:
                 client = ForkServerClient.start(task, environment)
             except OSError:
                 return None
-        # moved to the end: the least recently used is closed first
+        # moved to the end, because the least recently used fork server is closed first
         self._fork_servers[key] = client
         return None if client.closed else client
 
@@ -171,29 +168,30 @@ class Local:
         task: Task,
         server: ForkServerClient,
         environment: dict[str, str],
-        unlike: Collection[ForkServerClient] = (),
+        unusable: Collection[ForkServerClient] = (),
     ) -> ForkServerClient:
-        """Return the process that has run as much as possible of the set-up of a task, or will.
+        """Return the set-up process that runs the largest shared part of the set-up of `task`; start it if needed.
 
-        `unlike` are set-up processes from which the task cannot continue.
+        Return the fork server `server` if no part can be shared. `unusable` are set-up processes from which the task
+        cannot continue.
         """
         base = fork_server_key(task, environment)
         if base is None or task.shared_setup is None or environment is not task.environment:
-            return server  # a slot with accelerators has another environment
+            return server  # the slot has accelerators, so that its environment is another one
         for stage in task.stages:
             key = base, stage.key
-            alike = [client for other, client in self._setups if other == key]
+            of_stage = [client for client_key, client in self._setups if client_key == key]
             usable = [
                 client
-                for client in alike
-                if not client.closed and client not in unlike and client.parent is server
+                for client in of_stage
+                if not client.closed and client not in unusable and client.parent is server
             ]
             if usable:
                 server = usable[0]
                 continue
-            if any(client.closed for client in alike):
-                break  # nothing can be shared from here on
-            if len(alike) >= MAX_ALIKE or not self._make_room():
+            if any(client.closed for client in of_stage):
+                break  # neither this part nor a later one can be shared
+            if len(of_stage) >= MAX_PER_STAGE or not self._make_room():
                 break
             setup = SetupServerClient(parent=server, stage=stage, task=task.shared_setup())
             self._setups.append((key, setup))
@@ -201,7 +199,7 @@ class Local:
         return server
 
     def _make_room(self) -> bool:
-        """Return True if another set-up process may be started; end one that is idle if need be."""
+        """Return True if another set-up process may be started; end an idle one if there are too many."""
         alive = [client for _, client in self._setups if not client.closed]
         if len(alive) < MAX_SETUPS:
             return True
@@ -212,20 +210,21 @@ class Local:
             if client.ready and not client.children and id(client) not in parents
         ]
         if idle:
-            self._note_unshared()
+            self._record_unshared()
             idle[0].close()
             self._setups = [each for each in self._setups if each[1] is not idle[0]]
         return bool(idle)
 
     def _next_server(self, task: Task, server: ForkServerClient) -> ForkServerClient:
-        """Return the fork server for a task that cannot continue from the set-up process `server`."""
-        unlike = self._unlike.setdefault(task.id, [])
-        unlike.append(server)
+        """Return another fork server for a task that cannot continue from the set-up process `server`."""
+        unusable = self._unusable.setdefault(task.id, [])
+        unusable.append(server)
         while isinstance(server, SetupServerClient):
             server = server.parent
-        return self._setup_server(task, server, task.environment, unlike)
+        return self._setup_server(task, server, task.environment, unusable)
 
-    def _note_unshared(self) -> None:
+    def _record_unshared(self) -> None:
+        """Record in `unshared` which parts of set-ups could not be shared to their end."""
         for (_, key), client in self._setups:
             if client.left_out and client.ready is not None:
                 self.unshared[key] = client.left_out, client.ready.usable
@@ -235,7 +234,7 @@ class Local:
         for job in self._jobs:
             if job.wait(0) is None:
                 job.stop()
-        self._note_unshared()
+        self._record_unshared()
         for _, setup in reversed(self._setups):
             setup.close()
         self._setups.clear()
@@ -245,7 +244,7 @@ class Local:
 
 
 def fork_server_key(task: Task, environment: dict[str, str]) -> ForkServerKey | None:
-    """Return a key that is equal for tasks that can share a fork server; None if this task can share none."""
+    """Return a key that is equal for tasks that can share a fork server, or None if `task` cannot share any."""
     if (
         task.imports is None
         or not FORK_SERVER_SUPPORTED
@@ -254,34 +253,35 @@ def fork_server_key(task: Task, environment: dict[str, str]) -> ForkServerKey | 
         return None
     search = environment.get("PYTHONPATH")
     if search and not all(map(os.path.isabs, search.split(os.pathsep))):
-        return None  # relative search paths differ from task to task
+        return None  # a relative search path means another folder in each task
     shared = {name: value for name, value in environment.items() if name != VARIABLE}
     return task.command, task.imports, frozenset(shared.items())
 
 
 class ForkServerGone(Exception):  # noqa: N818 - it says what has happened
-    """The fork server has ended or its connection is broken."""
+    """Raised if a fork server has ended, or the connection to it is broken."""
 
 
 class ForkServerSilent(ForkServerGone):
-    """The fork server did not answer a request to fork: a process may or may not have been started."""
+    """Raised if a fork server does not answer a request to fork, so that a process may or may not have started."""
 
 
 @dataclass
 class ForkServerClient:
-    """One running fork server, and the socket on which it takes requests."""
+    """A running fork server, and the socket over which it receives requests."""
 
     process: subprocess.Popen[bytes] | None
     channel: socket.socket
-    begun: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=time.monotonic)
     ready: ForkServerReady | None = None
+    """Its message that it is ready to fork, once that has arrived."""
     closed: bool = False
     children: int = 0
-    """How many of its forked processes still run."""
+    """Number of processes forked from it that still run."""
 
     @classmethod
     def start(cls, task: Task, environment: dict[str, str]) -> ForkServerClient:
-        """Start a fork server for tasks like `task`; it imports in the background."""
+        """Start a fork server for tasks with the imports of `task`; do not wait until it has executed them."""
         control = msgspec.json.decode(environment[VARIABLE], type=Control)
         own_end, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with server_end:
@@ -305,7 +305,10 @@ class ForkServerClient:
         return cls(process, own_end)
 
     def wait_until_ready(self, seconds: float) -> bool:
-        """Return True if it is ready, after at most `seconds`; raise ForkServerGone if it never will be."""
+        """Wait for at most `seconds`; return True if the fork server is ready.
+
+        Raise ForkServerGone if it will never be ready.
+        """
         if self.closed:
             raise ForkServerGone
         if self.ready is None:
@@ -313,13 +316,16 @@ class ForkServerClient:
             poll.register(self.channel, select.POLLIN)
             if poll.poll(seconds * 1000):
                 self.ready = msgspec.json.decode(self._receive(), type=ForkServerReady)
-            elif time.monotonic() - self.begun > _IMPORT_TIMEOUT:
+            elif time.monotonic() - self.started > _IMPORT_TIMEOUT:
                 self.close()
                 raise ForkServerGone
         return self.ready is not None
 
     def spawn(self, task: Task, environment: dict[str, str], slot: int, waited: float) -> int:
-        """Fork a process that runs `task`; return its process id."""
+        """Fork a process that runs `task`; return its process id.
+
+        `waited` is how many seconds the task has waited for the fork server.
+        """
         return self._request(
             SpawnRequest(
                 environment=environment,
@@ -332,7 +338,7 @@ class ForkServerClient:
         )
 
     def spawn_setup(self, task: Task, stage: SetupStage, channel: socket.socket) -> int:
-        """Fork a process that runs a part of the set-up and then serves requests on `channel`."""
+        """Fork a process that runs a part of the set-up and then receives requests over `channel`; return its id."""
         return self._request(
             SpawnRequest(
                 environment=task.environment,
@@ -358,7 +364,7 @@ class ForkServerClient:
         return pid
 
     def reap(self, pid: int) -> int | None:
-        """Return the exit code of a forked process that has ended; None if the fork server has ended too."""
+        """Return the exit code of a forked process that has ended, or None if the fork server has ended, too."""
         self.children -= 1
         try:
             self._send(ReapRequest(pid))
@@ -398,27 +404,31 @@ class ForkServerClient:
 
 @dataclass
 class SetupServerClient(ForkServerClient):
-    """A process that runs a part of the set-up once, forked from another fork server when that is ready."""
+    """A set-up process, and the socket over which it receives requests.
+
+    The process is forked from the fork server `parent` as soon as that server is ready, and runs one part of the
+    set-up.
+    """
 
     process: subprocess.Popen[bytes] | None = None
     channel: socket.socket = field(default_factory=socket.socket)
-    """Not connected before the process is forked."""
+    """The socket; it is not connected before the process is forked."""
     parent: ForkServerClient = field(kw_only=True)
     stage: SetupStage = field(kw_only=True)
     task: Task = field(kw_only=True)
-    """A task with a separate folder, in which the set-up runs."""
+    """A task with a separate folder in which the set-up runs."""
     pid: int = 0
     left_out: str = ""
-    """Why less of the set-up is shared than was asked for, or nothing; empty if all of it is."""
+    """Why less than the requested part of the set-up is shared; empty if all of it is."""
 
     def wait_until_ready(self, seconds: float) -> bool:
-        """Return True if the set-up has run, after at most `seconds`."""
+        """Wait for at most `seconds`; return True if the part of the set-up has run."""
         if self.closed:
             raise ForkServerGone
         if not self.pid:
             if not self.parent.wait_until_ready(seconds):
                 return False
-            self._begin()
+            self._fork()
             seconds = 0.0
         if self.ready is None:
             poll = select.poll()
@@ -431,7 +441,8 @@ class SetupServerClient(ForkServerClient):
                     raise ForkServerGone
         return self.ready is not None
 
-    def _begin(self) -> None:
+    def _fork(self) -> None:
+        """Fork the process from the parent."""
         self.channel.close()
         self.channel, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.channel.settimeout(_ANSWER_TIMEOUT)
@@ -443,20 +454,20 @@ class SetupServerClient(ForkServerClient):
                 raise ForkServerGone from None
 
     def close(self) -> None:
-        """End the process; the segments forked from it continue."""
+        """End the process; the segments that were forked from it continue."""
         if self.closed:
             return
         self.closed = True
-        self.channel.close()  # ends it where it waits for requests
+        self.channel.close()  # the process ends if it waits for requests
         if self.pid and self.ready is None:
             with contextlib.suppress(OSError):
-                os.killpg(self.pid, signal.SIGKILL)  # it leads its own process group
+                os.killpg(self.pid, signal.SIGKILL)  # the process leads a process group
         shutil.rmtree(self.task.report.parent, ignore_errors=True)
 
 
 @dataclass
 class ForkedJob:
-    """A task whose process is forked from a fork server as soon as that server is ready."""
+    """A task whose process is forked from a fork server as soon as the server is ready."""
 
     task: Task
     server: ForkServerClient
@@ -466,57 +477,58 @@ class ForkedJob:
     """Starts the task as an ordinary process, if the fork server cannot be used."""
     next_server: Callable[[Task, ForkServerClient], ForkServerClient] | None = None
     """Returns the fork server to use if the task cannot continue from a shared set-up."""
-    begun: float = field(default_factory=time.monotonic)
+    created: float = field(default_factory=time.monotonic)
     pid: int = 0
     pidfd: int = -1
-    """Descriptor by which the system reports the end of exactly this process."""
+    """Descriptor with which the system reports the end of exactly this process."""
     fresh_job: Job | None = None
+    """The job that runs the task as an ordinary process, if the fork server could not be used."""
     code: int | None = None
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Return its exit code; None if it still runs after `timeout` seconds."""
+        """Wait for at most `timeout` seconds; return the exit code of the task, or None if the task still runs."""
         if timeout is None:
             while (code := self.wait(1.0)) is None:
                 pass
             return code
         if self.code is None and self.fresh_job is None and not self.pid:
-            self._begin(timeout)
+            self._fork(timeout)
             timeout = 0.0
         if self.fresh_job is not None:
             self.code = self.fresh_job.wait(timeout)
         elif self.pid and self.code is None and _has_ended(self.pidfd, timeout):
-            self._end()
-            self._try_next()
+            self._store_exit_code()
+            self._try_next_server()
         return self.code
 
     def stop(self) -> None:
-        """Kill the process and everything it started."""
+        """Kill the process and all processes that it has started."""
         if self.fresh_job is not None:
             self.fresh_job.stop()
         elif self.pid and self.code is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
             _has_ended(self.pidfd, None)
-            self._end()
+            self._store_exit_code()
         elif self.code is None:
-            self.code = -signal.SIGKILL  # it was never started
+            self.code = -signal.SIGKILL  # the process was never started
 
-    def _try_next(self) -> None:
-        """Let another fork server start a task that could not continue from a shared set-up."""
+    def _try_next_server(self) -> None:
+        """If the task could not continue from a shared set-up, let another fork server start it."""
         if self.code == UNLIKE and self.next_server and not self.task.report.exists():
             self.server = self.next_server(self.task, self.server)
             self.pid, self.code = 0, None
 
-    def _begin(self, seconds: float) -> None:
+    def _fork(self, seconds: float) -> None:
         """Fork the process, if the fork server is ready within `seconds`."""
         try:
             if not self.server.wait_until_ready(seconds):
                 return
-            waited = time.monotonic() - self.begun
+            waited = time.monotonic() - self.created
             self.pid = self.server.spawn(self.task, self.environment, self.slot, waited)
             self.pidfd = os.pidfd_open(self.pid)
         except ForkServerSilent:
-            # It may be running. Report it as lost: its work is repeated under another name.
+            # the process may be running: report it as lost, so that the segment runs under another name
             self.code = -signal.SIGKILL
         except ForkServerGone:
             if isinstance(self.server, SetupServerClient):
@@ -524,13 +536,10 @@ class ForkedJob:
             else:
                 self.fresh_job = self.start_fresh()
         except ProcessLookupError:
-            self.code = -signal.SIGKILL  # the process has died with its fork server
+            self.code = -signal.SIGKILL  # the process has ended together with its fork server
 
-    def _end(self) -> None:
-        """Store the exit code.
-
-        If the fork server is gone, it is unknown, and the task counts as killed.
-        """
+    def _store_exit_code(self) -> None:
+        """Store the exit code; if the fork server is gone, the code is unknown, and the task counts as killed."""
         code = self.server.reap(self.pid)
         self.code = -signal.SIGKILL if code is None else code
         os.close(self.pidfd)

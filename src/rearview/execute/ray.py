@@ -1,43 +1,65 @@
 """The Ray executor: run segments on a cluster whose nodes may or may not see the project's folder.
 
-`ray_node` is the code on the node, `ray_file_list` lists the files that a segment needs there, and
-`ray_shipping` sends them and fetches the results.
+`ray_node` is the code on the node. A segment on a node that does not see the project's folder is a `ShippedJob`:
+`ray_files` knows which files the segment needs there, and how its results reach the store.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from rearview.errors import SiteError
-from rearview.execute import ray_node
+from rearview.execute import ray_files, ray_node
 from rearview.execute.executor import Job, Task
-from rearview.execute.ray_file_list import known_file_of, segment_of
-from rearview.execute.ray_shipping import Shipments, ShippedJob
+from rearview.execute.ray_files import (
+    ChunkCache,
+    ShippedFile,
+    ShippingList,
+    StagedResults,
+    known_file_of,
+    list_files,
+    segment_of,
+    store_identity,
+)
+from rearview.model import ReplayReport
+from rearview.store.checkpoints.checkpoints import Checkpoints
+from rearview.store.project import Project
+
+MAX_LISTINGS = 3
+"""How often the files of a segment are listed, because a file may be replaced while it is sent."""
 
 
 @dataclass
 class RayJob:
-    """A task that runs somewhere in the cluster."""
+    """A task that runs on a node of the cluster; Ray chooses the node."""
 
     task: Task
     ref: Any
+    """Ray's reference to the exit code."""
     shipments: Shipments
     shipped_job: ShippedJob | None = None
-    """Runs the task instead, after its node turned out not to see the project."""
+    """The job that runs the task, after the node of this job turned out not to see the project."""
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Return its exit code; None if it still runs after `timeout` seconds.
+        """Wait for at most `timeout` seconds; return the exit code of the task, or None if the task still runs.
 
-        The code is -1 if its node or worker was lost: the pool then starts the segment again.
+        The code is -1 if the node or its worker was lost: the pool then starts the segment again.
         """
         import ray
 
         if self.shipped_job is not None:
             return self.shipped_job.wait(timeout)
-        done, _ = ray.wait([self.ref], timeout=timeout)
-        if not done:
+        ended, _ = ray.wait([self.ref], timeout=timeout)
+        if not ended:
             return None
         try:
             code = ray.get(self.ref)
@@ -58,7 +80,7 @@ class RayJob:
         return int(code)
 
     def stop(self) -> None:
-        """Kill it at once: the process on the node dies with Ray's worker."""
+        """Kill the task at once: its process on the node dies with Ray's worker."""
         import ray
 
         if self.shipped_job is not None:
@@ -70,8 +92,8 @@ class RayJob:
 class Ray:
     """The executor for the cluster that RAY_ADDRESS names, or for a new one on this machine.
 
-    `gpus` is how many accelerators each segment gets; a fraction shares one. Ray itself retries nothing:
-    a segment that runs again needs a new name, so that its records count once.
+    `gpus` is how many accelerators each segment gets; with a fraction, segments share one. Ray must not retry a
+    segment: a segment that runs again needs a new name, so that its records count only once.
     """
 
     def __init__(self, slots: int | None = None, *, gpus: float = 0.0) -> None:
@@ -93,7 +115,7 @@ class Ray:
         self._run = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(ray_node.execute)
 
     def _check(self) -> None:
-        """Raise if each segment is to get more accelerators than any node has: Ray would wait forever."""
+        """Raise if `gpus` is more than any node has, because Ray would wait forever for such a node."""
         import ray
 
         most_on_a_node = max(
@@ -109,7 +131,7 @@ class Ray:
 
     @property
     def slots(self) -> int:
-        """How many segments can run at once; nodes may join and leave."""
+        """Number of segments that can run at once; it changes when nodes join or leave."""
         import ray
 
         resources = ray.cluster_resources()
@@ -119,11 +141,11 @@ class Ray:
         return max(1, min(slots, self._slots or slots))
 
     def resize(self, slots: int) -> None:
-        """Use that many slots from now on, if the cluster has them."""
+        """Set the number of slots; if the cluster has fewer, all of them are used."""
         self._slots = max(1, slots)
 
     def start(self, task: Task, slot: int) -> Job:
-        """Give a task to the cluster."""
+        """Start a task on a node of the cluster."""
         del slot  # Ray chooses the node
         if self._shipments.needed and segment_of(task) is not None:
             return ShippedJob(self._shipments, task)
@@ -141,7 +163,7 @@ class Ray:
 
 
 def _join(slots: int | None) -> None:
-    """Join the cluster that `RAY_ADDRESS` names or that runs on this machine; else start one."""
+    """Join the cluster that `RAY_ADDRESS` names or that runs on this machine; if there is none, start one."""
     import ray
 
     address = os.environ.get("RAY_ADDRESS", "")
@@ -153,5 +175,292 @@ def _join(slots: int | None) -> None:
                 raise
         else:
             return
-    cores = max(slots or 0, os.cpu_count() or 1)  # more workers may be asked for later
+    cores = max(slots or 0, os.cpu_count() or 1)  # the number of workers may be raised later
     ray.init(address="local", num_cpus=cores, include_dashboard=False, log_to_driver=False)
+
+
+class Shipments:
+    """What all shipped segments of a backfill share: cached chunks of files, and nodes with a project folder."""
+
+    def __init__(self, gpus: float) -> None:
+        import ray
+
+        ray.cloudpickle.register_pickle_by_value(ray_node)
+        self.gpus = gpus
+        self.needed = False
+        """Whether some node does not see the project."""
+        self.chunks = ChunkCache()
+        self.lock = threading.Lock()
+        self._node_locks: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
+        self._folder_owners: dict[str, Any] = {}
+        self._checkpoints: dict[Path, Checkpoints] = {}
+        self._worker_class = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=0)(
+            ray_node.SegmentWorker
+        )
+        self._owner_class = ray.remote(num_cpus=0, max_restarts=0)(ray_node.FolderOwner)
+
+    def start_worker(self) -> Any:
+        """Start and return an actor for one segment, on a node that Ray chooses; it reserves the resources there."""
+        return self._worker_class.remote()
+
+    def list_files(self, task: Task) -> tuple[Project, ShippingList]:
+        """Return the project of a task and the files that the task needs."""
+        segment = segment_of(task)
+        assert segment is not None
+        root = segment.parents[3]
+        with self.lock:
+            checkpoints = self._checkpoints.setdefault(root, Checkpoints(Project(root)))
+            return checkpoints.project, list_files(task, checkpoints)
+
+    def lock_of_node(self, node: str) -> threading.RLock:
+        """Return the lock of a node. Hold it to write files that several segments on the node share."""
+        with self.lock:
+            return self._node_locks[node]
+
+    def folder_owner(self, project: Project, node_facts: dict[str, Any]) -> Any:
+        """Return the actor that owns the project folder on a node; create both if needed.
+
+        `node_facts` are what `SegmentWorker.inspect_node` returned.
+        """
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        node = node_facts["node"]
+        with self.lock_of_node(node):
+            if node not in self._folder_owners:
+                on_node = NodeAffinitySchedulingStrategy(node, soft=False)
+                owner = self._owner_class.options(scheduling_strategy=on_node).remote()
+                refusal = ray.get(owner.create.remote(str(project.root), store_identity(project)))
+                if refusal is not None:
+                    ray.kill(owner)
+                    raise SiteError(
+                        f"The node {node_facts['host']} of the Ray cluster does not see {project.root}, "
+                        f"and the files of a replay cannot be put there: {refusal}. Make that "
+                        "path free and writable on the node, or share the folder with it.",
+                        slug="ray-node",
+                    )
+                self._folder_owners[node] = owner
+            return self._folder_owners[node]
+
+    def forget_owner(self, node_facts: dict[str, Any], owner: Any) -> None:
+        """Forget the lost `owner` of the project folder on a node, so that the next segment prepares the node again."""
+        with self.lock_of_node(node_facts["node"]):
+            if self._folder_owners.get(node_facts["node"]) is owner:
+                del self._folder_owners[node_facts["node"]]
+
+    def close(self) -> None:
+        """Remove the project folders that were created on nodes."""
+        import ray
+
+        for owner in self._folder_owners.values():
+            # if the node or the actor is gone, the cleaner process there removes the folder
+            with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
+                ray.get(owner.remove.remote(), timeout=60)
+            ray.kill(owner)
+        self._folder_owners.clear()
+
+
+class ShippedJob:
+    """A task on a node that does not see the project: its files are sent, it runs, its results are fetched."""
+
+    def __init__(self, shipments: Shipments, task: Task) -> None:
+        self.shipments = shipments
+        self.task = task
+        self._worker: Any = shipments.start_worker()
+        self._stopped = False
+        self._lock = threading.Lock()
+        self._code: int | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(
+            target=self._run_in_thread, name=f"rearview-{task.id}", daemon=True
+        )
+        self._thread.start()
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Wait for at most `timeout` seconds; return the exit code of the task, or None if the task still runs."""
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            return None
+        if self._error is not None:
+            raise self._error
+        return self._code
+
+    def stop(self) -> None:
+        """Kill the task at once. Results that are not yet in the store are dropped."""
+        import ray
+
+        with self._lock:
+            self._stopped = True
+        ray.kill(self._worker)
+        self._thread.join(10.0)
+
+    def _run_in_thread(self) -> None:
+        import ray
+
+        try:
+            self._code = self._ship_and_run()
+        except ray.exceptions.RayTaskError as exc:
+            last = str(exc).strip().splitlines()[-1]
+            self._error = SiteError(
+                f"A node of the Ray cluster could not run the replay {self.task.id}: {last}. "
+                "Check that its disk has free space, or share the project's folder with it.",
+                slug="ray-node",
+            )
+        except ray.exceptions.RayError:
+            self._code = -1  # the worker or its node was lost, or the job was stopped
+        except BaseException as exc:
+            self._error = exc
+        finally:
+            if not self._stopped:
+                ray.kill(self._worker)
+
+    def _ship_and_run(self) -> int:
+        import ray
+
+        known_file = known_file_of(self.task)
+        assert known_file is not None
+        project, files_needed = self.shipments.list_files(self.task)
+        needed_paths = [self.task.command[0], *files_needed.outside_project]
+        if files_needed.root not in self.task.folder.parents:
+            needed_paths.append(str(self.task.folder))
+        node_facts = self._call("inspect_node", known_file, needed_paths)
+        if node_facts["sees_project"]:
+            return int(self._call("run", *self._run_arguments(), []))
+        if node_facts["missing"]:
+            raise SiteError(
+                f"The node {node_facts['host']} of the Ray cluster has no {node_facts['missing'][0]}, "
+                f"which the run {files_needed.run} needs and which is outside the project "
+                f"{files_needed.root}. Only files of the project are sent: copy it to the node.",
+                slug="ray-node",
+            )
+        owner = self.shipments.folder_owner(project, node_facts)
+        try:
+            return self._replay_on_node(project, files_needed, node_facts, owner)
+        except ray.exceptions.RayError:
+            self._check_owner(owner, node_facts)
+            raise
+
+    def _replay_on_node(
+        self, project: Project, files_needed: ShippingList, node_facts: dict[str, Any], owner: Any
+    ) -> int:
+        folders_and_store = ([str(folder) for folder in files_needed.folders], str(project.store))
+        run_and_replay = (files_needed.run, files_needed.replay)
+        with_all = False
+        while True:
+            files_needed = self._send_files(files_needed, node_facts, with_all=with_all)
+            code = int(self._call("run", *self._run_arguments(), folders_and_store[0]))
+            results = StagedResults(
+                project,
+                files_needed,
+                lambda chunks: self._call("read_chunks", chunks),
+                ray_files.CHUNK,
+            )
+            try:
+                node_results = self._call("list_results", *folders_and_store, *run_and_replay)
+                new = [oid for oid in node_results["objects"] if not results.objects.has(oid)]
+                values = self._call("file_sizes", [str(results.objects.path(oid)) for oid in new])
+                results.fetch(node_results, values)
+                if (
+                    not with_all
+                    and files_needed.only_if_different
+                    and _differs(results.files.get(self.task.report))
+                ):
+                    with_all = (
+                        True  # run again with all parts of checkpoints, to describe the difference
+                    )
+                    self._call("remove_files", *folders_and_store, *run_and_replay)
+                    continue
+                self._check_owner(owner, node_facts)
+                with self._lock:
+                    if self._stopped:
+                        return -1
+                    results.publish(self.task.report)
+            finally:
+                results.close()
+            self._call("remove_files", *folders_and_store, *run_and_replay)
+            return code
+
+    def _send_files(
+        self, files_needed: ShippingList, node_facts: dict[str, Any], *, with_all: bool
+    ) -> ShippingList:
+        """Send the needed files and, if `with_all`, also those that are only read to describe a difference.
+
+        Return the list of files. It differs from `files_needed` if a file was replaced while it was sent, which
+        happens when records are sealed.
+        """
+        for tries_left in reversed(range(MAX_LISTINGS)):
+            try:
+                shared = (
+                    (*files_needed.shared, *files_needed.only_if_different)
+                    if with_all
+                    else files_needed.shared
+                )
+                self._send_missing(files_needed, shared, node_facts)
+                break
+            except FileNotFoundError:
+                if not tries_left:
+                    raise
+                _, files_needed = self.shipments.list_files(self.task)
+        return files_needed
+
+    def _send_missing(
+        self, files_needed: ShippingList, shared: Sequence[ShippedFile], node_facts: dict[str, Any]
+    ) -> None:
+        with self.shipments.lock_of_node(node_facts["node"]):
+            shared_files = [(entry.path, entry.size, entry.link) for entry in shared]
+            self._send(shared[k] for k in self._call("missing_files", shared_files))
+        self._send(files_needed.replay_files)
+
+    def _send(self, entries: Iterable[ShippedFile]) -> None:
+        """Write files to the node, about CHUNK bytes per message."""
+        batch: list[tuple[Any, ...]] = []
+        size = 0
+        for entry in entries:
+            described = (entry.path, entry.size, entry.mode, entry.mtime, entry.link)
+            for position in range(0, max(1, entry.size), ray_files.CHUNK):
+                data = b"" if entry.link is not None else self.shipments.chunks.get(entry, position)
+                batch.append((*described, position, data))
+                size += min(ray_files.CHUNK, entry.size - position)
+                if size >= ray_files.CHUNK:
+                    self._call("write_chunks", batch)
+                    batch, size = [], 0
+        if batch:
+            self._call("write_chunks", batch)
+
+    def _run_arguments(self) -> tuple[Any, ...]:
+        task = self.task
+        folder_and_log = (str(task.folder), str(task.log))
+        return (
+            list(task.command),
+            dict(task.environment),
+            *folder_and_log,
+            bool(self.shipments.gpus),
+        )
+
+    def _call(self, method: str, *args: Any) -> Any:
+        import ray
+
+        if self._stopped:  # calling the actor would connect to the cluster again
+            raise ray.exceptions.RayError
+        return ray.get(getattr(self._worker, method).remote(*args))
+
+    def _check_owner(self, owner: Any, node_facts: dict[str, Any]) -> None:
+        """Raise if the folder owner on the node is gone, because it may have removed the folder during the replay."""
+        import ray
+
+        try:
+            ray.get(owner.ping.remote())
+        except ray.exceptions.RayError:
+            self.shipments.forget_owner(node_facts, owner)
+            raise
+
+
+def _differs(report: Path | None) -> bool:
+    """Return True if a `report` says that the replay differs from the run, or could not restore something."""
+    if report is None:
+        return False
+    try:
+        replay_report = msgspec.json.decode(report.read_bytes(), type=ReplayReport)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    return replay_report.retry or replay_report.difference is not None

@@ -1,7 +1,7 @@
-"""The code that runs on a node of a Ray cluster: it starts segments and keeps the project's files there.
+"""The code that runs on a node of a Ray cluster: it runs segments, and receives and removes files of the project.
 
-Ray sends this module to the node by value, because the node may have Ray and not Rearview. So it imports
-only the standard library, and Ray inside its functions.
+Ray sends the source of this module to the node, because Rearview may not be installed there. Therefore the module
+imports only the standard library and, inside its functions, Ray.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from typing import Any
 
 STORE = ".rearview"
 OWNER_FILE = "carried"
-"""File in a store that Rearview created on a node. It names the store that was copied, and the topmost
-parent folder that was created; each backfill that uses the folder holds a shared lock on it.
+"""File in a store that Rearview created on a node. The file names the store that was copied, and the topmost
+parent folder that was created. Each backfill that uses the folder holds a shared lock on this file.
 """
 _CLAIM_TRIES = 40
+"""How often `FolderOwner.create` tries to claim the folder."""
 
 CLEANER = """
 import fcntl, os, shutil, sys, time
@@ -64,9 +65,8 @@ while top and root.startswith(top):
         break
     root = os.path.dirname(root)
 """
-"""Program that removes the project folder from a node after the process that started it has ended in any
-way, which it sees by the end of its input. It retries, because processes that still write there are being
-killed at the same time.
+"""Program that removes the project folder from a node as soon as the process that started the program has ended, which
+it sees by the end of its input. It retries, because processes that still write in the folder are killed at that time.
 """
 
 
@@ -76,17 +76,17 @@ class FolderOwner:
     def __init__(self) -> None:
         self._cleaner: subprocess.Popen[bytes] | None = None
 
-    def create(self, root: str, home: str) -> str | None:
-        """Create the folder `root` for the store with the identity `home`; return why that failed, or None.
+    def create(self, root: str, store_id: str) -> str | None:
+        """Create the folder `root` for the store with the identity `store_id`; return why that failed, or None.
 
-        It never touches a folder of the user: `root` must not exist, or be empty, or have been created by
-        another backfill for the same store.
+        A folder of the user is never touched: `root` must not exist, or be empty, or have been created by another
+        backfill for that store.
         """
         for _ in range(_CLAIM_TRIES):
             try:
-                fd = _claim(Path(root), home)
+                fd = _claim(Path(root), store_id)
             except FileNotFoundError:
-                continue  # its last user has just removed it
+                continue  # the last backfill that used the folder has just removed it
             except OSError as exc:
                 return f"it cannot be created ({exc.strerror or exc})"
             if fd is None:
@@ -94,18 +94,18 @@ class FolderOwner:
                 continue
             with os.fdopen(fd, "rb") as file:
                 owner = json.loads(file.read())
-                if owner["home"] != home:
+                if owner["home"] != store_id:
                     return "it is in use for the project of another machine"
                 self._start_cleaner(fd, root, owner["top"])
             return None
         return "another folder is there"
 
     def ping(self) -> bool:
-        """Return True; the call fails if this actor is gone."""
+        """Return True, to show that this actor still runs."""
         return True
 
     def remove(self) -> None:
-        """Remove the folder, unless another backfill uses it; return when that is done."""
+        """Remove the folder unless another backfill uses it, and wait until it is removed."""
         if self._cleaner is not None and self._cleaner.stdin and self._cleaner.stdout:
             self._cleaner.stdin.close()
             self._cleaner.stdout.read()
@@ -121,16 +121,19 @@ class FolderOwner:
             start_new_session=True,
             cwd="/",
         )
-        self._cleaner.wait()  # it has forked a child, which is not killed with this process
+        self._cleaner.wait()  # the child that it has forked is not killed together with this process
 
 
-def _claim(root: Path, home: str) -> int | None:
-    """Return a descriptor of the locked owner file; None if the folder was not created by Rearview, or is not ready yet."""
+def _claim(root: Path, store_id: str) -> int | None:
+    """Return a descriptor of the owner file with a shared lock on it.
+
+    Return None if the folder was not created by Rearview, or the owner file cannot be locked yet.
+    """
     created_folders = [folder for folder in (root, *root.parents) if not os.path.lexists(folder)]
     root.mkdir(parents=True, exist_ok=True)
     store = root / STORE
     try:
-        store.mkdir()  # if several processes try this at once, one succeeds
+        store.mkdir()  # if several processes try this at once, only one succeeds
     except FileExistsError:
         return _share_lock(root, store / OWNER_FILE)
     if [entry.name for entry in root.iterdir()] != [STORE]:
@@ -142,7 +145,7 @@ def _claim(root: Path, home: str) -> int | None:
     os.write(
         fd,
         json.dumps(
-            {"home": home, "top": str(created_folders[-1]) if created_folders else ""}
+            {"home": store_id, "top": str(created_folders[-1]) if created_folders else ""}
         ).encode(),
     )
     os.lseek(fd, 0, os.SEEK_SET)
@@ -151,9 +154,9 @@ def _claim(root: Path, home: str) -> int | None:
 
 
 def _share_lock(root: Path, owner_file: Path) -> int | None:
-    """Return a descriptor of the owner file with a shared lock on it; None if that must be tried again.
+    """Return a descriptor of the owner file with a shared lock on it, or None if the caller must try again.
 
-    If no process holds a lock, the machine has restarted since: remove what is left in the folder.
+    If no process holds a lock, the machine was restarted after the folder was created: empty the folder.
     """
     try:
         fd = os.open(owner_file, os.O_RDWR | os.O_CLOEXEC)
@@ -165,7 +168,7 @@ def _share_lock(root: Path, owner_file: Path) -> int | None:
         fcntl.flock(fd, fcntl.LOCK_SH)
         if owner_file.exists() and os.path.samestat(os.fstat(fd), owner_file.stat()):
             return fd
-    else:  # no process uses it any more
+    else:  # no process uses the folder any more
         for entry in root.iterdir():
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)
@@ -176,10 +179,11 @@ def _share_lock(root: Path, owner_file: Path) -> int | None:
 
 
 FileStamp = tuple[int, int, int]
-"""Size, modification time and inode of a file: they differ after the file was changed."""
+"""Size, modification time and inode of a file; at least one differs after the file was changed."""
 SizedFile = tuple[str, int, int]
 """Path on the node, size and mode of a file."""
 _OID = 64
+"""Number of characters in the hash of an object."""
 
 
 def execute(
@@ -190,9 +194,9 @@ def execute(
     accelerated: bool,
     known_file: tuple[str, bytes] | None = None,
 ) -> int | None:
-    """Run a task on the node that Ray chose; return its exit code, or None if the node lacks the project.
+    """Run a task on this node; return its exit code, or None if the node does not see the project.
 
-    `known_file` is a file of the project with its content: a folder with the project's path may be another.
+    `known_file` is (path, content) of a file of the project, because another folder may be at the project's path.
     """
     if known_file is not None and not _sees_project(known_file):
         return None
@@ -201,15 +205,17 @@ def execute(
         if libc is not None:
             libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
-    # loaded before the fork: the child of a process with threads must not load libraries
+    # loaded before the fork, because the child of a process with threads must not load libraries
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    # the accelerators that Ray has chosen, if it was asked for any
-    from_ray = [key for key in ("CUDA_VISIBLE_DEVICES",) if accelerated and key in os.environ]
+    # the accelerators that Ray has chosen, if the task requested any
+    variables_from_ray = [
+        key for key in ("CUDA_VISIBLE_DEVICES",) if accelerated and key in os.environ
+    ]
     with Path(log).open("wb") as output:
         return subprocess.call(
             command,
             cwd=folder,
-            env={**environment, **{key: os.environ[key] for key in from_ray}},
+            env={**environment, **{key: os.environ[key] for key in variables_from_ray}},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -218,7 +224,7 @@ def execute(
 
 
 def _sees_project(known_file: tuple[str, bytes]) -> bool:
-    """Return True if the node has `known_file` with the same content, and not in a copy that was shipped."""
+    """Return True if the node has `known_file` with that content, and not in a project folder that was shipped."""
     path, content = Path(known_file[0]), known_file[1]
     store = next((folder for folder in path.parents if folder.name == STORE), path.parent)
     try:
@@ -231,27 +237,28 @@ class SegmentWorker:
     """Actor that prepares, runs and cleans up after one segment on a node."""
 
     def __init__(self) -> None:
-        self._before: dict[str, FileStamp] = {}
+        self._stamps_before: dict[str, FileStamp] = {}
+        """Stamps of the files before the task ran."""
 
     def inspect_node(self, known_file: tuple[str, bytes], paths: list[str]) -> dict[str, Any]:
-        """Return which node this is, whether it sees the project, and which of `paths` are missing."""
+        """Return facts about this node: its name, whether it sees the project, and which of `paths` it lacks."""
         import ray
 
         node = ray.get_runtime_context().get_node_id()
-        missing = [path for path in paths if not os.path.lexists(path)]
+        missing_paths = [path for path in paths if not os.path.lexists(path)]
         return {
             "node": node,
             "host": os.uname().nodename,
             "sees_project": _sees_project(known_file),
-            "missing": missing,
+            "missing": missing_paths,
         }
 
     def missing_files(self, entries: list[tuple[str, int, str | None]]) -> list[int]:
-        """Return the indices of the files that are not on the node."""
+        """Return the indices of those files (path, size, link target) that the node lacks."""
         return [k for k, entry in enumerate(entries) if not _is_present(*entry)]
 
     def write_chunks(self, chunks: list[tuple[str, int, int, int, str | None, int, Any]]) -> None:
-        """Write chunks of files; each file gets its name after its last chunk."""
+        """Write chunks of files; a file gets its final name after its last chunk is written."""
         for name, size, mode, mtime, link, position, data in chunks:
             path = Path(name)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -278,22 +285,25 @@ class SegmentWorker:
         accelerated: bool,
         folders: list[str],
     ) -> int:
-        """Run the task and return its exit code; note the earlier content of `folders`."""
-        if any(Path(own) in Path(folder).parents for own in folders):
+        """Run the task and return its exit code; remember the files in `folders` for `list_results`."""
+        if any(Path(replay_folder) in Path(folder).parents for replay_folder in folders):
             Path(folder).mkdir(parents=True, exist_ok=True)
-        self._before = _stamps(folders)
+        self._stamps_before = _stamps(folders)
         code = execute(command, environment, folder, log, accelerated)
         assert code is not None
         return code
 
     def list_results(self, folders: list[str], store: str, run: str, replay: str) -> dict[str, Any]:
-        """Return the files, links and records that the replay wrote, the files that it deleted, and all objects here."""
-        now = _stamps(folders)
-        changed = [path for path, stamp in now.items() if self._before.get(path) != stamp]
+        """Return the files, links and records that the replay wrote, the files that it deleted, and all objects.
+
+        The objects are those in the store on this node.
+        """
+        stamps = _stamps(folders)
+        changed = [path for path, stamp in stamps.items() if self._stamps_before.get(path) != stamp]
         return {
             "files": _file_sizes(path for path in changed if stat.S_ISREG(os.lstat(path).st_mode)),
             "links": {p: str(Path(p).readlink()) for p in changed if Path(p).is_symlink()},
-            "deleted": [path for path in self._before if path not in now],
+            "deleted": [path for path in self._stamps_before if path not in stamps],
             "records": _file_sizes(map(str, _record_files(store, run, replay))),
             "objects": [
                 folder.name + file.name
@@ -304,11 +314,11 @@ class SegmentWorker:
         }
 
     def file_sizes(self, paths: list[str]) -> list[SizedFile]:
-        """Return files with their size and mode."""
+        """Return (path, size, mode) of files."""
         return _file_sizes(iter(paths))
 
     def read_chunks(self, chunks: list[tuple[str, int, int]]) -> list[bytes]:
-        """Return chunks of files, each given by path, position and length."""
+        """Return chunks of files; each chunk is requested as (path, position, length)."""
         contents = []
         for path, position, length in chunks:
             with Path(path).open("rb") as file:
@@ -317,7 +327,7 @@ class SegmentWorker:
         return contents
 
     def remove_files(self, folders: list[str], store: str, run: str, replay: str) -> None:
-        """Remove the records and folders of this segment."""
+        """Remove the records and the folders of the replay."""
         for path in list(_record_files(store, run, replay)):
             path.unlink()
         for folder in folders:
@@ -325,7 +335,7 @@ class SegmentWorker:
 
 
 def _content(data: Any) -> bytes:
-    """Return the bytes of a chunk, fetched from Ray's object store if it is a reference."""
+    """Return the bytes of a chunk; if `data` is a reference, fetch them from Ray's object store."""
     if isinstance(data, bytes):
         return data
     import ray
@@ -335,7 +345,7 @@ def _content(data: Any) -> bytes:
 
 
 def _is_present(path: str, size: int, link: str | None) -> bool:
-    """Return True if the node has a file of that size, or a link to that target."""
+    """Return True if the node has the file `path` with this size, or a link there with the target `link`."""
     try:
         if link is not None:
             return str(Path(path).readlink()) == link
@@ -350,7 +360,7 @@ def _file_sizes(paths: Iterator[str]) -> list[SizedFile]:
 
 
 def _stamps(folders: list[str]) -> dict[str, FileStamp]:
-    """Return a stamp for every file and link below `folders`."""
+    """Return path -> stamp of every file and link below `folders`."""
     stamps = {}
     for top in folders:
         for folder, inner, names in os.walk(top):
@@ -363,7 +373,7 @@ def _stamps(folders: list[str]) -> dict[str, FileStamp]:
 
 
 def _record_files(store: str, run: str, replay: str) -> Iterator[Path]:
-    """Yield the files with the records of a replay."""
+    """Yield the files of a run that contain records of a replay."""
     for path in sorted(Path(store, "runs", run).glob("records-*.jsonl")):
         with path.open("rb") as file:
             head = file.readline(1 << 20)

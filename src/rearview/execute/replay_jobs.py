@@ -1,10 +1,11 @@
-"""Prepare each replay, with the folder that it runs in, and judge its report when it ends.
+"""Prepare replays and the folders that they run in, and judge their reports.
 
-`ReplayJobs.prepare` makes the scratch tree and the segment file of a replay and returns the task that an
-executor starts; `ReplayJobs.judge` reads its report and stores the verdict with the run.
+`ReplayJobs.prepare` makes the scratch tree and the segment file of a replay, and returns the task that an executor
+starts. `ReplayJobs.judge` reads the report of the replay and stores the verdict with the run.
 
-A replay never runs in the user's own folder. Its scratch tree holds the version's source and links to the files the
-run read: it looks like the project did when the run started (`make_tree`). What the replay writes stays in it.
+A replay never runs in the user's own folder. It runs in a *scratch tree*, a folder that looks like the project when the
+run started: it contains the source of the version, and links to the files that the run read (`make_tree`). Files that
+the replay writes stay in the scratch tree.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import msgspec
 
 from rearview.execute.cores_and_accelerators import threads_of, visible_accelerators
 from rearview.execute.executor import SetupStage, Task
-from rearview.execute.start_command import arg_values_of, arguments_of, start_command
+from rearview.execute.launch_command import arg_values_of, arguments_of, launch_command
 from rearview.model import (
     Control,
     Proof,
@@ -38,7 +39,7 @@ from rearview.model import (
     Verdict,
     proof_of,
 )
-from rearview.model.messages import TEXTS, VARIABLE, ReplayFailure
+from rearview.model.process_messages import TEXTS, VARIABLE, ReplayFailure
 from rearview.store.files import caused_by_full_disk, close_to_others, make_folder, publish
 from rearview.store.project import FOLDER, Project
 from rearview.store.recorded_inputs import environment_of
@@ -49,6 +50,7 @@ from rearview.store.versions.versions import Versions
 FOLD_FROM = 100
 """A folder with at least this many files is linked as a whole, because making a link can take a millisecond."""
 _NOT_INPUTS = {FOLDER, ".git", ".hg", "__pycache__", "node_modules", ".venv", ".tox"}
+"""Names of folders whose files are never linked into a scratch tree."""
 
 
 def make_tree(
@@ -63,16 +65,16 @@ def make_tree(
     fold: bool = False,
     working_folder: str = "",
 ) -> tuple[str, ...]:
-    """Make `tree` look like the project at `root` when a run started at time `before`.
+    """Make `tree` look like the project at `root` when a run started, at time `before`.
 
-    A file that has not changed since then is linked. `written_by_run` names the files and the folders
-    that the run created: they are left out whatever their time is, because files from an archive carry
-    the time at which the archive was made. `inputs` are files that the run read and did not write: they
-    are linked even if they were changed since, and the proof of the replay says so.
+    `tree` gets links to files that have not changed since `before`. It gets none to `written_by_run`, the files and the
+    folders that the run created: their times are no proof, because files from an archive have the time at which the
+    archive was made. It also gets links to `inputs`, files that the run read and did not write, even if they have
+    changed; the proof of the replay then says that.
 
-    With `fold`, a folder of many files that nothing has touched since then is one link. Return these
-    folders, relative to the tree: a replay must show them as folders (`FileView.folded`). The
-    `working_folder`, relative to the project, is none of them.
+    With `fold`, a folder of many files in which nothing has changed since `before` becomes a single link, but never the
+    `working_folder` (relative to the project) or a folder around it. Return these folders, relative to the tree: to
+    the program of the replay, they must look like folders (`FileView.folded`).
     """
     files, folders = written_by_run
     make_folder(tree)
@@ -98,14 +100,15 @@ class _Folder:
 
     path: str
     prefix: str
-    """Relative to the project: empty, or with a separator at its end."""
+    """The path relative to the project: empty, or with a separator at its end."""
     whole: bool = True
-    """Whether a link to it would show exactly its content when the run started."""
+    """Whether the folder has exactly the content that it had when the run started, so that it can be one link."""
     count: int = 0
-    """Files in it and below."""
+    """Number of files in the folder and below."""
     files: list[tuple[str, os.DirEntry[str]]] = field(default_factory=list)
-    """Paths relative to the project, and entries."""
+    """(path relative to the project, entry) of each file in the folder."""
     folders: list[_Folder] = field(default_factory=list)
+    """The folders directly in this folder."""
 
 
 @dataclass(slots=True)
@@ -113,26 +116,30 @@ class _Layout:
     """Reads a project and links its inputs into a scratch tree."""
 
     before: float
-    taken: frozenset[str]
+    """When the run started."""
+    unlinked: frozenset[str]
     """Files that are not linked: source, and files that the run wrote."""
     written: frozenset[str]
     """Folders that the run created."""
-    home: str
+    root: str
+    """The real path of the project."""
     tree: Path
+    """The scratch tree."""
     working_folder: str = ""
     inputs: frozenset[str] = frozenset()
-    """Files that the run read and did not write; they are linked even if they were changed since."""
+    """Files that the run read and did not write, which are linked even if they have changed."""
     folded: list[str] = field(default_factory=list)
+    """Folders that became one link each."""
     changing: set[str] = field(init=False)
-    """Folders with something in them, or below, that is not linked."""
+    """Folders that contain something, perhaps in inner folders, that is not linked."""
 
     def __post_init__(self) -> None:
-        paths = self.taken | self.written
+        paths = self.unlinked | self.written
         self.changing = {str(above) for path in paths for above in Path(path).parents}
         self.changing |= self.written
 
     def read(self, path: str, prefix: str = "") -> _Folder | None:
-        """Return the inputs in a folder and below it; None for a folder that cannot be read or is an environment."""
+        """Return the inputs in a folder and below, or None if it cannot be read or is a virtual environment."""
         try:
             entries = list(os.scandir(path))
         except OSError:
@@ -156,30 +163,30 @@ class _Layout:
             if below is not None:
                 folder.folders.append(below)
                 folder.count += below.count
-            # a folder whose own time is later has lost a file, or got one
-            still = entry.stat(follow_symlinks=False).st_mtime <= self.before
-            folder.whole = folder.whole and below is not None and below.whole and still
+            # a folder with a later time has lost a file, or got a new one
+            unchanged = entry.stat(follow_symlinks=False).st_mtime <= self.before
+            folder.whole = folder.whole and below is not None and below.whole and unchanged
         folder.count += len(folder.files)
         return folder
 
     def _is_input(self, relative: str, entry: os.DirEntry[str]) -> bool:
         return (
-            relative not in self.taken
+            relative not in self.unlinked
             and not _is_below(relative, self.written)
             and (relative in self.inputs or _is_older(entry, self.before))
         )
 
     def link(self, folder: _Folder, *, fold: bool) -> None:
-        """Link the files of a folder, and fold the folders in it that may be."""
+        """Link the files of a folder and of the folders in it; with `fold`, a large unchanged folder is one link."""
         if folder.files:
             make_folder(self.tree / folder.prefix)
         for relative, entry in folder.files:
-            target = _link_target(entry, self.home, self.tree)
+            target = _link_target(entry, self.root, self.tree)
             os.symlink(target, f"{self.tree}{os.sep}{relative}")  # noqa: PTH211 - one of many
         for below in folder.folders:
             name = below.prefix.removesuffix(os.sep)
-            still = os.stat(below.path).st_mtime <= self.before  # noqa: PTH116
-            if fold and below.whole and still and below.count >= FOLD_FROM:
+            unchanged = os.stat(below.path).st_mtime <= self.before  # noqa: PTH116
+            if fold and below.whole and unchanged and below.count >= FOLD_FROM:
                 make_folder(self.tree / folder.prefix)
                 os.symlink(below.path, f"{self.tree}{os.sep}{name}")  # noqa: PTH211
                 self.folded.append(name)
@@ -188,9 +195,9 @@ class _Layout:
 
 
 def keep_recorded_texts(versions: Versions, recorded: str, version: str, tree: Path) -> None:
-    """Store, next to the tree of `version`, the text of its files as it was `recorded`.
+    """Store the text that files of `version` had in the version `recorded`, in a folder next to `tree`.
 
-    A program that reads its own source, to log it with its results, must not find the probes.
+    A program that reads its own source, for example to log it, must not see the probes.
     """
     if not recorded or recorded == version:
         return
@@ -204,12 +211,12 @@ def keep_recorded_texts(versions: Versions, recorded: str, version: str, tree: P
 
 
 def recorded_texts(tree: Path) -> Path:
-    """Return the folder of recorded texts that belongs to a tree."""
+    """Return the folder of recorded texts that belongs to a scratch tree."""
     return tree.parent / TEXTS
 
 
 def remove_links_and_source(tree: Path) -> None:
-    """Leave in a scratch tree only the files that the replay wrote itself."""
+    """Remove everything from a scratch tree except the files that the replay wrote."""
     try:
         started = (tree.parent / "output.txt").stat().st_ctime
         laid_out = (tree.parent / "segment.json").stat().st_mtime
@@ -219,7 +226,7 @@ def remove_links_and_source(tree: Path) -> None:
 
 
 def _remove_unwritten(folder: str, started: float) -> None:
-    """Remove the links below a folder, the files not written since `started`, and empty folders."""
+    """Remove the links below a folder, the files that were not written after `started`, and empty folders."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
@@ -237,7 +244,7 @@ def _is_below(relative: str, folders: Collection[str]) -> bool:
 def _is_older(entry: os.DirEntry[str], before: float) -> bool:
     """Return True if a file existed with its present content at time `before`.
 
-    For a link to a folder, the time of the link itself counts. A dangling link is no input.
+    The time of a link to a folder is that of the link itself. Return False for a dangling link.
     """
     if entry.stat(follow_symlinks=False).st_mtime > before:
         return False
@@ -249,12 +256,15 @@ def _is_older(entry: os.DirEntry[str], before: float) -> bool:
         return False
 
 
-def _link_target(entry: os.DirEntry[str], home: str, tree: Path) -> str:
-    """Return the target of the link to an entry; a link between folders of the project leads to the tree's own folder."""
+def _link_target(entry: os.DirEntry[str], root: str, tree: Path) -> str:
+    """Return the target of the link to `entry`.
+
+    If the entry is itself a link to a folder of the project at `root`, the target is that folder of the scratch tree.
+    """
     if entry.is_symlink() and entry.is_dir():
         target = os.path.realpath(entry.path)
-        if target.startswith(home + os.sep):
-            return str(tree / target[len(home) + 1 :])
+        if target.startswith(root + os.sep):
+            return str(tree / target[len(root) + 1 :])
     return entry.path
 
 
@@ -269,40 +279,42 @@ def _files_below(folder: str, prefix: str = "") -> Iterator[str]:
 
 
 _OWN_ERROR = re.compile(r"rearview\.errors\.(?:State|Replay)Error: (.+)")
-"""The last line of a traceback if a replay itself stopped the program."""
+"""The last line of a traceback if Rearview, not the program, raised the exception."""
 _TRIAL_BYTES = 64 << 10
-"""Bytes that are written to see if the disk is full."""
+"""Bytes that are written to find out if the disk is full."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayOutcome:
-    """The outcome of one segment."""
+    """The outcome of the replay of one segment."""
 
     run: str
     replay: str
     report: ReplayReport
     log: Path
-    """Output of the replayed program."""
+    """File with the output of the replayed program."""
     tree: Path
-    """Where it ran, with the files it wrote."""
+    """The folder in which the replay ran, with the files that it wrote."""
     seconds: float = 0.0
-    """From its start to its end, the start of the interpreter included."""
+    """Seconds that the replay took, including the start of the interpreter."""
     redone: str = ""
-    """Why a first try was run again from the start of the run; empty if there was one try."""
+    """Why the segment ran again from the start of the run; empty if it ran once."""
 
     @property
     def proof(self) -> Proof:
-        """How far its values can be trusted, and why."""
+        """The verdict on the values of the replay, with the reason."""
         return proof_of(self.report)
 
     @property
     def proved(self) -> bool:
-        """Whether the replay was found equal to the run."""
+        """Whether the replay was equal to the run in everything that was compared."""
         return self.proof.verdict is Verdict.EXACT
 
 
 def needs_rerun(report: ReplayReport, *, pinned: bool = False, shared: bool = False) -> bool:
-    """Return True if a replay from the start, alone and free to use every core, would tell more.
+    """Return True if the replay must be repeated from the start of the run, to find out what was wrong.
+
+    The reason may be a restored checkpoint, the cores that the replay was `pinned` to, or a `shared` start.
 
     >>> needs_rerun(ReplayReport(retry=True))
     True
@@ -326,14 +338,14 @@ def needs_rerun(report: ReplayReport, *, pinned: bool = False, shared: bool = Fa
 
 @dataclass
 class ReplayJobs:
-    """The replays of one project."""
+    """Prepares the replays of one project, and stores how they end."""
 
     project: Project
     versions: Versions
     runs: Runs
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     fold: bool = False
-    """Whether large folders of inputs may be one link each: only a process of this machine can follow it."""
+    """Whether a large folder of inputs may become one link, which only processes of this machine can follow."""
 
     def run_folder(self, run: str) -> Path:
         """Return the folder with the records of a run and of its replays."""
@@ -351,9 +363,9 @@ class ReplayJobs:
     ) -> Task:
         """Return a task that replays one segment of `run` with the source `version`.
 
-        `start` says what the request limits, and which backfill runs it; the rest is filled in here.
-        The replay is announced first, so that other backfills skip its iterations. `imports` are the leading imports that it may share, `stages`
-        the parts of its set-up.
+        The replay is announced at once, so that other backfills skip its iterations. `start` has the limits of the
+        request and the id of the backfill; its other fields are filled in here. `imports` are leading imports, and
+        `stages` parts of the set-up, that the replay may share with others.
         """
         start = msgspec.structs.replace(
             start or ReplayStart(),
@@ -385,10 +397,10 @@ class ReplayJobs:
             segment=str(file),
             given=arg_values_of(run),
         )
-        home = run.home(os.path.realpath(self.project.root))
-        relative = os.path.relpath(run.cwd or home, home)
+        recorded_root = run.recorded_root(os.path.realpath(self.project.root))
+        relative = os.path.relpath(run.cwd or recorded_root, recorded_root)
         inside = not relative.startswith("..")
-        command = start_command(
+        command = launch_command(
             control,
             environment_of(run, self.runs.folder(run.id), self.environment),
             tree / relative if inside else Path(run.cwd),
@@ -408,7 +420,7 @@ class ReplayJobs:
             imports=imports,
             module_folder=command.folder
             if control.module
-            else (tree / script_of(run, home)).parent,
+            else (tree / script_of(run, recorded_root)).parent,
         )
         if not stages:
             return task
@@ -416,11 +428,11 @@ class ReplayJobs:
         return replace(task, stages=stages, shared_setup=shared_setup)
 
     def _setup_task(self, run: Run, version: str, segment_file: SegmentFile, task: Task) -> Task:
-        """Return a task that runs the set-up of `task` in a separate folder; it is not a replay of a run."""
+        """Return a task that runs only the set-up of `task`, in a separate folder; no replay is announced."""
         name = f"{task.id}-setup-{secrets.token_hex(2)}"
-        return self._moved_task(run, version, segment_file, task, name)
+        return self._copied_task(run, version, segment_file, task, name)
 
-    def _moved_task(
+    def _copied_task(
         self,
         run: Run,
         version: str,
@@ -429,8 +441,8 @@ class ReplayJobs:
         name: str,
         **changes: Any,
     ) -> Task:
-        """Return `task` under another name, in a new tree, with `changes` to its segment file."""
-        folder, old = self.project.replays / name, self.project.replays / task.id
+        """Return a copy of `task` under another name, in a new scratch tree, with `changes` to the segment file."""
+        folder, old_folder = self.project.replays / name, self.project.replays / task.id
         tree = folder / "tree"
         segment_file = msgspec.structs.replace(
             segment_file,
@@ -446,20 +458,21 @@ class ReplayJobs:
         return replace(
             task,
             id=name,
-            folder=_moved(task.folder, old / "tree", tree),
+            folder=_rebased(task.folder, old_folder / "tree", tree),
             environment={**task.environment, VARIABLE: msgspec.json.encode(control).decode()},
             log=folder / "output.txt",
             report=folder / "report.json",
-            module_folder=task.module_folder and _moved(task.module_folder, old / "tree", tree),
+            module_folder=task.module_folder
+            and _rebased(task.module_folder, old_folder / "tree", tree),
         )
 
     def _make_tree(self, run: Run, version: str, tree: Path) -> tuple[str, ...]:
-        """Lay out the scratch tree; return the folders in it that are links."""
+        """Make the scratch tree of a replay; return the folders in it that are links."""
         root, written = self.project.root, self.runs.created_paths(run.id)
-        here = os.path.realpath(root)
-        # a program that believes its project elsewhere would follow such a link out of it
-        fold = self.fold and run.home(here) == here
-        read = [run.now(path, here) for path in run.end.inputs]
+        real_root = os.path.realpath(root)
+        # if the project was moved since the run, the program could follow such a link out of its project
+        fold = self.fold and run.recorded_root(real_root) == real_root
+        inputs = [run.current_path(path, real_root) for path in run.end.inputs]
         folded = make_tree(
             root,
             self.versions,
@@ -467,60 +480,60 @@ class ReplayJobs:
             run.started,
             tree,
             written,
-            {os.path.relpath(path, here) for path in read},
+            {os.path.relpath(path, real_root) for path in inputs},
             fold=fold,
-            working_folder=os.path.relpath(run.cwd or here, here),
+            working_folder=os.path.relpath(run.cwd or real_root, real_root),
         )
         keep_recorded_texts(self.versions, run.version, version, tree)
         return folded
 
-    def from_the_start(self, run: Run, task: Task, because: str) -> Task:
-        """Return a task that repeats a replay from the start of the run, without any checkpoint.
+    def prepare_rerun(self, run: Run, task: Task, because: str) -> Task:
+        """Return a task that repeats the replay `task` from the start of the run, without any checkpoint.
 
-        `because` says why; it is stored with the replay.
+        The reason `because` is stored with the replay.
         """
-        old = self.project.replays / task.id
-        segment_file = msgspec.json.decode((old / "segment.json").read_bytes(), type=SegmentFile)
+        file = self.project.replays / task.id / "segment.json"
+        segment_file = msgspec.json.decode(file.read_bytes(), type=SegmentFile)
         name = f"{task.id}-again"
         first = next(replay for replay in self.runs.replays(run.id) if replay.id == task.id)
         start = msgspec.structs.replace(first.start, predicted=0.0, redoes=task.id, because=because)
         self.runs.start_replay(run.id, name, start)
-        # a new tree: the first one contains files that the first replay wrote
-        moved = self._moved_task(
+        # in a new tree, because the first tree contains files that the first replay wrote
+        rerun = self._copied_task(
             run, first.version, segment_file, task, name, jump=False, thorough=True
         )
         return replace(
-            moved,
-            threads=None,  # not pinned, so that its cores are not the reason
-            imports=None,  # not forked, so that a shared start is not the reason
+            rerun,
+            threads=None,  # not pinned, so that its cores cannot be the reason
+            imports=None,  # not forked, so that a shared start cannot be the reason
             stages=(),
         )
 
     def abandon(self, run: Run, task: Task, why: str) -> None:
-        """Store that a task did not end and that another replay does its work.
+        """Store that a task did not end, and why; another replay will do its work.
 
-        The other replay has its own name and tree: the records of both would count if they shared a
-        name, and the files that this one wrote are not what the run found.
+        That replay has another name and tree. If both had one name, the records of both would count; and the tree of
+        this task contains files that the run did not find at its start.
         """
         self.runs.end_replay(run.id, task.id, proved=False, report=ReplayReport(error=why))
         for part in ("tree", "elsewhere"):
             shutil.rmtree(self.project.replays / task.id / part, ignore_errors=True)
 
     def interrupt(self, run: Run, task: Task) -> None:
-        """Store that a task was stopped by the user; the values that it has logged stay."""
+        """Store that the user stopped a task. The values that it has logged stay in the store."""
         report = ReplayReport(written=self._count_records(run, task))
         self.runs.end_replay(run.id, task.id, proved=False, report=report)
 
     def _count_records(self, run: Run, task: Task) -> int:
-        """Return how many records a task left, those of its child processes included."""
+        """Return how many records a task and its child processes have written."""
         return sum(count_records(self.runs.folder(run.id), task.id).values())
 
     def judge(
         self, run: Run, task: Task, code: int, seconds: float, redone: str = ""
     ) -> ReplayOutcome:
-        """Read the report of a task and store the verdict with the run.
+        """Read the report of a task, store the verdict with the run, and return the outcome.
 
-        Raise OSError if the disk is full: every further replay would fail as well.
+        Raise OSError if the disk is full, because every further replay would fail as well.
         """
         try:
             report = msgspec.json.decode(task.report.read_bytes(), type=ReplayReport)
@@ -540,7 +553,7 @@ class ReplayJobs:
         return outcome
 
     def _try_disk(self) -> None:
-        """Raise OSError if the disk of the store is full: a replay then cannot write its report."""
+        """Raise OSError if the disk of the store is full, which may be why a replay wrote no report."""
         try:
             with tempfile.TemporaryFile(dir=self.project.replays) as file:
                 file.write(os.urandom(_TRIAL_BYTES))
@@ -559,29 +572,30 @@ def _explain(error: str, log: str) -> str:
     'x was not saved.'
     """
     lines = [text for line in log.splitlines() if (text := line.strip(" ~^\t"))]
-    if lines and (own := _OWN_ERROR.match(lines[-1])):
-        return own[1]
+    if lines and (match := _OWN_ERROR.match(lines[-1])):
+        return match[1]
     return error + ": " + " / ".join(lines[-3:])
 
 
 def _threads_to_pin(run: Run, segment: Segment) -> int | None:
-    """Return how many cores a replay is pinned to; None if it may use any core.
+    """Return the number of cores to which a replay is pinned, or None if the replay may use any core.
 
-    A rerun is not pinned: if it differs from the run, its cores are not the reason, and it is not repeated.
+    A rerun of the whole run is not pinned. If it differs from the run, the cores cannot be the reason, so that it need
+    not be repeated.
     """
     return None if segment.rerun else threads_of(run.facts.threads, run.end.surroundings)
 
 
-def script_of(run: Run, home: str) -> str:
-    """Return the path of a run's script in the project, whose folder was `home`."""
-    script = Path(run.cwd or home, run.facts.target or run.script)
-    return os.path.relpath(os.path.realpath(script), os.path.realpath(home))
+def script_of(run: Run, recorded_root: str) -> str:
+    """Return the path of a run's script, relative to the folder that the project had when the run was recorded."""
+    script = Path(run.cwd or recorded_root, run.facts.target or run.script)
+    return os.path.relpath(os.path.realpath(script), os.path.realpath(recorded_root))
 
 
-def _moved(path: Path, old: Path, new: Path) -> Path:
-    """Return a folder below `old` as the same folder below `new`, which is created."""
+def _rebased(path: Path, old: Path, new: Path) -> Path:
+    """If the folder `path` is below `old`, create and return the corresponding folder below `new`, else `path`."""
     if not path.is_relative_to(old):
         return path
-    moved = new / path.relative_to(old)
-    make_folder(moved)
-    return moved
+    new_path = new / path.relative_to(old)
+    make_folder(new_path)
+    return new_path

@@ -1,8 +1,8 @@
-"""Run segments on an executor: as many at once as it has slots, each until it has an outcome.
+"""Run the segments of a plan on an executor, as many at once as it has slots.
 
-A segment may be started more than once: its worker was lost or taken away, or the outcome was doubtful
-and a replay from the start of the run settles it. Other backfills may work on the same segments, so each
-is claimed just before it starts (`Claims`).
+A segment is started again if its worker was lost or taken away. If the outcome is doubtful, the segment runs again from
+the start of the run. Other backfills may work on the same runs, so that each segment is claimed just before it starts
+(`Claims`).
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from rearview.execute.backfill_status import (
 from rearview.execute.executor import Executor, Job, Task
 from rearview.execute.replay_jobs import ReplayJobs, ReplayOutcome, needs_rerun
 from rearview.model import Run, Segment
-from rearview.model.messages import ReplayFailure
+from rearview.model.process_messages import ReplayFailure
 from rearview.model.run import name_of
 
 MAX_LOSSES = 3
 """How often a segment whose process was killed is started again."""
 LONG = 60.0
-"""A segment with more seconds to go than this is stopped when its worker is taken away."""
+"""A segment that needs more seconds than this to its end is stopped when its worker is taken away."""
 _POLL = 0.05
 """Seconds between checks of the running processes."""
 _READ_EVERY = 0.5
@@ -39,14 +39,14 @@ _READ_EVERY = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The part of a segment that `Claims.take` grants."""
+    """What `Claims.take` returns: the part of a segment that this backfill may run."""
 
     task: Task | None
-    """Task that runs the granted part now; None if nothing is granted."""
-    rest: bool = False
-    """Another backfill is running a part of the segment: take it again later."""
+    """The task that runs this part, or None if there is nothing to run now."""
+    retry_later: bool = False
+    """Whether another backfill is running a part of the segment, so that `take` must be called again later."""
     filled: bool = False
-    """Another backfill has filled a part of the segment, or all of it."""
+    """Whether another backfill has filled the segment, wholly or in part."""
 
 
 class Claims(Protocol):
@@ -70,14 +70,16 @@ class _RunningSegment:
     records: RecordTail | None = None
     last_read: float = 0.0
     surplus: bool = False
-    """Its worker was taken away; it may run to its end."""
+    """Whether there is no worker for the segment any more, and it only runs to its end."""
 
     @property
     def rows(self) -> int:
+        """Number of records that the segment has written."""
         return self.records.rows if self.records is not None else 0
 
     @property
     def reached(self) -> float | None:
+        """Fraction of the iterations up to the last record, or None before the first record."""
         return self.records.reached if self.records is not None else None
 
 
@@ -90,27 +92,27 @@ class Pool:
     claims: Claims
     progress: Progress | None = None
     status: StatusFile | None = None
-    """Where other terminals ask for more or fewer workers."""
+    """The file in which other terminals request more or fewer workers."""
     filled_elsewhere: set[int] = field(default_factory=set)
     """Numbers of the segments that another backfill filled, wholly or in part."""
     _losses: dict[int, int] = field(default_factory=dict)
-    """How often the process of a segment was killed, by number."""
+    """Number of a segment -> how often its process was killed."""
     _rerun_reasons: dict[int, str] = field(default_factory=dict)
-    """Why segments run from the start of the run, by number."""
+    """Number of a segment -> why it runs again from the start of the run."""
     _unshared: bool = False
-    """Segments no longer share a start: one that did was lost, or came out different."""
+    """Whether segments no longer share a start, because one that shared a start was lost or differed from its run."""
     _probe_raises: bool = False
-    """The added statement raised without a shared start too: other segments are not run twice."""
+    """Whether the probe also raised without a shared start, so that no other segment need run twice to find out."""
     _slots: int = 0
     _real_seconds: float = 0.0
-    """Seconds that segments took which were predicted to take `_predicted_seconds`."""
+    """Real seconds of the segments that have ended."""
     _predicted_seconds: float = 0.0
+    """Predicted seconds of the segments that have ended."""
 
     def run(self, segments: Sequence[Segment], runs: Mapping[str, Run]) -> list[ReplayOutcome]:
-        """Return the outcomes of the segments, in their order.
+        """Run the segments and return their outcomes, in the order of the segments.
 
-        `runs` has the run of each segment by its id. A segment that another backfill filled has no
-        outcome.
+        `runs` maps the id of a run to the run. A segment that another backfill filled has no outcome.
         """
         self._segments = segments
         self._runs = [runs[segment.run] for segment in segments]
@@ -124,8 +126,8 @@ class Pool:
         self._next_claim = 0.0
         self._ended: set[int] = set()
         self._total = sum(segment.seconds for segment in segments) or 1.0
-        self._done = self._furthest = 0.0
-        self._segment_done = [0.0] * len(segments)
+        self._done_seconds = self._fraction_reported = 0.0
+        self._segment_fractions = [0.0] * len(segments)
         self._slots = self.executor.slots
         try:
             while self._waiting or self._running or self._claimed_elsewhere:
@@ -149,7 +151,7 @@ class Pool:
         return [outcome for number in sorted(self._outcomes) for outcome in self._outcomes[number]]
 
     def _resize(self) -> None:
-        """Adapt to the number of workers, which may change while segments run."""
+        """Follow changes of the number of workers while segments run."""
         requested = self.status.requested_workers() if self.status is not None else None
         if requested is not None:
             self.executor.resize(requested)
@@ -157,7 +159,7 @@ class Pool:
         if slots != self._slots:
             self._slots = slots
             self._report("workers", 0)
-        # a cluster that has shrunk reports which segments are lost
+        # if a cluster has shrunk, its jobs report which segments are lost
         surplus = 0 if requested is None else len(self._running) - requested
         for slot in sorted(self._running, key=lambda slot: -self._running[slot].started):
             running = self._running[slot]
@@ -170,10 +172,10 @@ class Pool:
                 self._stop_if_long(slot, running)
 
     def _stop_if_long(self, slot: int, running: _RunningSegment) -> None:
-        """Stop a segment that would take long and queue it again; let a short one end."""
+        """Stop a segment and queue it again, unless it ends soon."""
         now = time.monotonic()
-        left = running.eta.left(now, running.reached, self._slowdown)
-        if left < max(LONG, now - running.started):
+        seconds_left = running.eta.seconds_left(now, running.reached, self._slowdown)
+        if seconds_left < max(LONG, now - running.started):
             return
         running.job.stop()
         del self._running[slot]
@@ -181,7 +183,7 @@ class Pool:
         self._queue_again(running, "its worker was taken away")
 
     def _reclaim(self) -> None:
-        """Queue the segments that other backfills had claimed, once nothing else is waiting."""
+        """If no other segment is waiting, queue the segments that other backfills had claimed."""
         now = time.monotonic()
         if self._claimed_elsewhere and not self._waiting and now >= self._next_claim:
             self._waiting.extend((number, None) for number in self._claimed_elsewhere)
@@ -189,7 +191,7 @@ class Pool:
             self._next_claim = now + _READ_EVERY
 
     def _take_next(self) -> None:
-        """Claim the next segment, and start the part that is granted."""
+        """Claim the next segment, and start the part of it that this backfill may run."""
         number, task = self._waiting.popleft()
         if task is None:
             segment, run = self._segments[number], self._runs[number]
@@ -197,23 +199,23 @@ class Pool:
             if claim.filled:
                 self.filled_elsewhere.add(number)
             if claim.task is None:
-                self._skip(number, rest=claim.rest)
+                self._skip(number, retry_later=claim.retry_later)
                 return
-            if claim.rest:
+            if claim.retry_later:
                 self._partly_claimed.add(number)
             task = claim.task
             if number in self._rerun_reasons:
                 self.claims.release(segment, task, "it runs from the start")
-                task = self.replays.from_the_start(run, task, self._rerun_reasons[number])
+                task = self.replays.prepare_rerun(run, task, self._rerun_reasons[number])
         self._start(number, task)
 
-    def _skip(self, number: int, *, rest: bool) -> None:
-        """Leave a segment to another backfill: until that one ends, or for good."""
-        if rest:
+    def _skip(self, number: int, *, retry_later: bool) -> None:
+        """Leave a segment to another backfill: with `retry_later`, until that backfill ends, else for good."""
+        if retry_later:
             self._claimed_elsewhere.append(number)
             return
         self._ended.add(number)
-        self._done += self._segments[number].seconds
+        self._done_seconds += self._segments[number].seconds
         self._report("filled", number)
 
     def _start(self, number: int, task: Task) -> None:
@@ -245,7 +247,7 @@ class Pool:
     def _end(self, slot: int, running: _RunningSegment, code: int) -> None:
         del self._running[slot]
         spent = time.monotonic() - running.started
-        if not self._settle(slot, running, code, spent):
+        if not self._store_outcome(slot, running, code, spent):
             return
         outcome = self._outcomes[running.number][-1]
         report = outcome.report
@@ -255,7 +257,7 @@ class Pool:
         else:
             predicted = self._segments[running.number].seconds
             self._ended.add(running.number)
-            self._done += predicted
+            self._done_seconds += predicted
             self._real_seconds += spent
             self._predicted_seconds += predicted
         self._report(
@@ -269,8 +271,8 @@ class Pool:
             or ", ".join(report.lacking or report.differing),
         )
 
-    def _settle(self, slot: int, running: _RunningSegment, code: int, spent: float) -> bool:
-        """Store the outcome and return True; or queue the segment again and return False."""
+    def _store_outcome(self, slot: int, running: _RunningSegment, code: int, spent: float) -> bool:
+        """Store the outcome of a segment and return True; or queue the segment again and return False."""
         task, run, number = running.job.task, self._runs[running.number], running.number
         if code < 0 and not task.report.exists() and self._losses.get(number, 0) < MAX_LOSSES:
             self._losses[number] = self._losses.get(number, 0) + 1
@@ -288,7 +290,7 @@ class Pool:
         if doubtful and number not in self._rerun_reasons:
             why = self._rerun_reasons[number] = outcome.proof.why
             self._report("again", number, seconds=spent, worker=slot, message=why)
-            self._waiting.appendleft((number, self.replays.from_the_start(run, task, why)))
+            self._waiting.appendleft((number, self.replays.prepare_rerun(run, task, why)))
             return False
         if number in self._rerun_reasons:
             self._unshared = self._unshared or outcome.proved  # the shared start may be the reason
@@ -297,14 +299,14 @@ class Pool:
         return True
 
     def _queue_again(self, running: _RunningSegment, why: str) -> None:
-        """Let the next free worker run a segment that did not end."""
+        """Queue a segment that did not end, so that the next free worker runs it."""
         self.claims.release(self._segments[running.number], running.job.task, why)
         self._partly_claimed.discard(running.number)
         self._waiting.appendleft((running.number, None))
 
     @property
     def _slowdown(self) -> float:
-        """Real seconds per predicted second, from the segments that have ended."""
+        """Real seconds per predicted second of the segments that have ended."""
         if self._predicted_seconds <= 0:
             return 1.0
         return self._real_seconds / self._predicted_seconds
@@ -337,7 +339,7 @@ class Pool:
         )
 
     def _report_progress(self) -> None:
-        """Report how far the running segments are, and how long all of them will take."""
+        """Report the progress of each running segment, and the seconds until all segments have ended."""
         now, slowdown = time.monotonic(), self._slowdown
         under_way = tuple(
             self._segment_progress(slot, running, now, slowdown)
@@ -345,9 +347,9 @@ class Pool:
         )
         numbers = [*(number for number, _ in self._waiting), *self._claimed_elsewhere]
         waiting = sum(self._segments[number].seconds for number in numbers) * slowdown
-        left = max(
-            (sum(each.left for each in under_way) + waiting) / self._slots,
-            max((each.left for each in under_way), default=0.0),
+        seconds_left = max(
+            (sum(each.seconds_left for each in under_way) + waiting) / self._slots,
+            max((each.seconds_left for each in under_way), default=0.0),
         )
         if self.status is not None:
             self.status.update(
@@ -355,7 +357,7 @@ class Pool:
                 busy=len(under_way),
                 segments=len(self._segments),
                 ended=len(self._ended),
-                left=left,
+                seconds_left=seconds_left,
             )
         if self.progress is None or not (under_way or self._claimed_elsewhere):
             return
@@ -367,33 +369,34 @@ class Pool:
                 len(self._segments),
                 self._segments[first].run,
                 self._fraction(),
-                left=left,
+                seconds_left=seconds_left,
                 workers=self._slots,
                 under_way=under_way,
-                held=len(self._claimed_elsewhere),
+                claimed_elsewhere=len(self._claimed_elsewhere),
             )
         )
 
     def _fraction(self) -> float:
         """Return the fraction of all predicted seconds that is done; it never decreases.
 
-        A segment that runs again, or turns out to be slower than it seemed, stays where it was until it
-        is further than before.
+        If a segment runs again or becomes slower, its own fraction stays until the segment is further than before.
         """
         numbers = {running.number for running in self._running.values()} - self._ended
-        partly = sum(self._segment_done[k] * self._segments[k].seconds for k in numbers)
-        fraction = min(1.0, (self._done + partly) / self._total)
-        self._furthest = max(self._furthest, fraction)
-        return self._furthest
+        partly = sum(self._segment_fractions[k] * self._segments[k].seconds for k in numbers)
+        fraction = min(1.0, (self._done_seconds + partly) / self._total)
+        self._fraction_reported = max(self._fraction_reported, fraction)
+        return self._fraction_reported
 
     def _segment_progress(
         self, slot: int, running: _RunningSegment, now: float, slowdown: float
     ) -> SegmentProgress:
         segment, spent = self._segments[running.number], now - running.started
-        left = running.eta.left(now, running.reached, slowdown)
-        done = spent / (spent + left) if spent + left > 0 else 0.0
-        done = self._segment_done[running.number] = max(done, self._segment_done[running.number])
+        seconds_left = running.eta.seconds_left(now, running.reached, slowdown)
+        total = spent + seconds_left
+        fraction = max(spent / total if total > 0 else 0.0, self._segment_fractions[running.number])
+        self._segment_fractions[running.number] = fraction
         predicted = max(0.0, segment.seconds - spent)
         return SegmentProgress(
-            slot, running.number, segment.run, done, spent, predicted, left, running.rows
+            *(slot, running.number, segment.run, fraction),
+            *(spent, predicted, seconds_left, running.rows),
         )

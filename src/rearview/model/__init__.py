@@ -10,10 +10,9 @@ from rearview.model.checkpoint import (
     Part,
     Snapshot,
 )
-from rearview.model.messages import Control, ReplayReport, SegmentFile
 from rearview.model.plan import Operator, Plan, Segment
+from rearview.model.process_messages import Control, ReplayReport, ReplayStart, SegmentFile
 from rearview.model.proof import Proof, Verdict, proof_of
-from rearview.model.replay_start import ReplayStart
 from rearview.model.run import (
     EXIT_PAUSED,
     Continuation,

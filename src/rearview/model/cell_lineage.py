@@ -1,4 +1,7 @@
-"""The lineage of the state after a cell: a hash of its code, its inputs, and the cell before it."""
+"""Lineage of a cell: a hash of its code, its inputs, and the lineage of the cell before it.
+
+Cells of two versions with equal lineage compute equal states, so that one execution serves both versions.
+"""
 
 from __future__ import annotations
 
@@ -9,34 +12,37 @@ from dataclasses import dataclass, field
 import msgspec
 
 Event = tuple[str, ...]
-"""Something that a cell used: its kind (`file`, `environment`, `process`, …), a name, often a content hash."""
+"""An input of a cell: its kind (`file`, `environment`, `process`, …), a name, and often a hash of the content."""
 SIMILAR = 10.0
-"""Factor within which cost and size of two cells count as similar."""
+"""Two costs or sizes count as similar if one is at most this many times the other."""
 NOTICEABLE_SECONDS, NOTICEABLE_BYTES = 1.0, 64 << 20
-"""Costs and sizes up to these count as similar."""
+"""Two costs or sizes count as similar if both are at most this."""
 
 
 @dataclass(frozen=True, slots=True)
 class CellLineage:
-    """One executed cell."""
+    """A cell as it was executed: its lineage and its cost."""
 
     cell: int
+    """Number of the cell."""
     code: str
-    """Hash of its code without formatting and comments."""
+    """Hash of the cell's code without formatting and comments."""
     events: tuple[Event, ...]
+    """Inputs of the cell, in the order in which it used them."""
     lineage: str
     """Hash of the lineage of the cell before, the code, and the events."""
     seconds: float
+    """Seconds that the cell took."""
     size: int
-    """Bytes of memory of the process after the cell (Pss); 0 if they are not known."""
+    """Bytes of memory of the process after the cell (Pss); 0 if unknown."""
     before: int = 0
     """Bytes of memory of the process before its first cell."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Fingerprints of the variables after the cell; those that take long to compute are missing."""
+    """By name: fingerprints of the variables after the cell; fingerprints that take long to compute are left out."""
 
 
 def lineage_of(before: str, code: str, events: Sequence[Event]) -> str:
-    """Return the lineage of a cell that runs `code` after `before` and takes in `events`.
+    """Return the lineage of a cell with the code hash `code` and the inputs `events`, after a cell of lineage `before`.
 
     >>> lineage_of("", "a", []) == lineage_of("", "a", [])
     True
@@ -48,7 +54,7 @@ def lineage_of(before: str, code: str, events: Sequence[Event]) -> str:
 
 
 def same_state(first: CellLineage, second: CellLineage) -> bool:
-    """Return True if two cells left the same state: the same lineage, at similar cost and size.
+    """Return True if the states after two cells are the same: equal lineage, similar cost and size.
 
     >>> cell = CellLineage(2, "c", (), "g", 3.0, 0)
     >>> same_state(cell, CellLineage(2, "c", (), "g", 4.0, 0))
@@ -60,7 +66,7 @@ def same_state(first: CellLineage, second: CellLineage) -> bool:
 
 
 def difference(first: CellLineage, second: CellLineage) -> str:
-    """Return why the states after two cells with the same code are not the same; empty if they are.
+    """Return why the states after two cells with equal code are not the same; an empty text if they are.
 
     >>> first = CellLineage(2, "c", (), "g", 3.0, 0, variables={"x": "1", "y": "5"})
     >>> difference(first, CellLineage(2, "c", (), "g", 3.0, 0, variables={"x": "2"}))
@@ -74,8 +80,8 @@ def difference(first: CellLineage, second: CellLineage) -> str:
         if second.variables.get(name, value) != value
     )
     if different:
-        more = f" and {len(different) - 1} others have" if len(different) > 1 else " has"
-        return f"{different[0]}{more} another value"
+        ending = f" and {len(different) - 1} others have" if len(different) > 1 else " has"
+        return f"{different[0]}{ending} another value"
     if not _similar(first.seconds, second.seconds, NOTICEABLE_SECONDS):
         return f"it took {first.seconds:.3g} s and {second.seconds:.3g} s"
     if not _similar(first.size, second.size, NOTICEABLE_BYTES):

@@ -1,4 +1,4 @@
-"""Checkpoints: a captured state on its way to disk (`Snapshot`), and a published one (`Checkpoint`)."""
+"""A captured state on its way to disk (`Snapshot`), and a checkpoint that is stored (`Checkpoint`)."""
 
 from __future__ import annotations
 
@@ -13,60 +13,61 @@ from rearview.model.run import Point
 
 
 class Edge(StrEnum):
-    """On which side of its point a checkpoint was taken."""
+    """When a state was captured, relative to the last step of the checkpoint's point."""
 
     START = "start"
-    """Before the iteration that the point ends in."""
+    """Before the iteration that the last step names."""
     END = "end"
-    """After the loop of that iteration has ended."""
+    """After the loop that the last step names had ended."""
 
 
 class LoopStep(NamedTuple):
-    """One loop around a checkpoint, as a replay or resumed run identifies it."""
+    """A running loop when a checkpoint was taken, as a replay or resumed run identifies the loop."""
 
     loop: str
     """Id of the loop."""
     ordinal: int
-    """How often the loop was entered before, within the same iteration of the loop around it."""
+    """How many times the loop had been entered before, in the current iteration of the loop around it."""
     iteration: int
-    """Counted from 0."""
+    """Number of the iteration, counted from 0."""
 
 
 class CheckpointMeta(msgspec.Struct, frozen=True, kw_only=True):
     """Facts that a replay or resumed run needs to restore a checkpoint."""
 
     path: tuple[LoopStep, ...] = ()
-    """Loops around it, outermost first; empty if it was not taken by the recorder."""
+    """The running loops, outermost first; empty if the recorder did not take the checkpoint."""
     anchored: int = 0
-    """Iteration of the outermost loop at which the anchors were walked."""
+    """Iteration of the outermost loop in which the anchors were walked (`state.object_walk`)."""
     records: int = 0
-    """Number of records that the run had written at that point."""
+    """Number of records that the run had written before the checkpoint."""
     seconds: float = 0.0
-    """Computing time of the run until then."""
+    """Computing time of the run before the checkpoint."""
     outputs: dict[str, Any] = {}
-    """Files, folders and links that the run had made or removed by then (`runtime.sandbox.outputs`)."""
+    """Files, folders and links that the run had made or removed before the checkpoint (`runtime.sandbox.outputs`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class MissingPart:
     """A part of the state that could not be captured, so that the checkpoint is partial.
 
-    Manifests and tables hold it as one text.
+    Manifests and tables store this value as one text.
 
     >>> str(MissingPart("main.reader", "the position in this file is not known"))
     'main.reader: the position in this file is not known'
     """
 
     path: str
-    """Path of the object in the program; empty in old manifests, which do not have it."""
+    """Path to the object, such as `main.reader`; empty in old manifests."""
     why: str
+    """Why the object could not be captured."""
 
     def __str__(self) -> str:
         return f"{self.path}: {self.why}" if self.path else self.why
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the value whose text a manifest holds.
+        """Return the `MissingPart` that a manifest stores as `text`.
 
         >>> MissingPart.parse("file: the position is not known (telling: off)")
         MissingPart(path='file', why='the position is not known (telling: off)')
@@ -77,53 +78,56 @@ class MissingPart:
 
 @dataclass(frozen=True, slots=True)
 class ObjectRef:
-    """Where the bytes of one part are: in an object file, or in a slice of a pack."""
+    """Where the bytes of one part of a checkpoint are: in an object file, or in a slice of a pack."""
 
     oid: str
     """BLAKE3 hash of the content, hexadecimal."""
     nbytes: int
     pack: str | None = None
-    """Name of the pack that holds it, or None if it has an object file."""
+    """Name of the pack that contains the bytes, or None if they have an object file."""
     offset: int = 0
+    """Position of the bytes in the pack."""
     sum: str = field(default="", compare=False)
-    """XXH3-128 of the content, hexadecimal, or empty; faster to check than `oid`."""
+    """XXH3-128 hash of the content, hexadecimal, which is faster to check than `oid`; may be empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Named bytes on their way into a checkpoint.
+    """Bytes to save as one part of a checkpoint.
 
-    If `same_as` names where the same content was stored before, `data` is not read and nothing is
-    written.
+    If `same_as` names where equal bytes are stored, `data` is not read and no bytes are written.
     """
 
     key: str
+    """Name of the part in the checkpoint."""
     data: Any
-    """Any object with the buffer protocol, C-contiguous."""
+    """An object with the buffer protocol, C-contiguous."""
     same_as: ObjectRef | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The state captured at one point, on its way from the recorder to the writer to the store."""
+    """A captured state on its way from the recorder to the writer, which saves it as a checkpoint."""
 
     run: str
+    """Id of the run."""
     seq: int
-    """Order within the run."""
+    """Number of the checkpoint in the run."""
     point: Point
     edge: Edge
     skeleton: bytes = b""
-    """Everything small, as `state.capture` wrote it."""
+    """The state without large memory, as `state.capture` wrote it."""
     buffers: Mapping[str, Any] = field(default_factory=dict)
-    """Large memory by key: views of live memory, to be copied before the program changes it."""
+    """By key: views of the memory of large arrays and tensors; copy the bytes before the program changes them."""
     device: Mapping[str, Any] = field(default_factory=dict)
-    """Tensors on accelerators by key; the writer copies them to the host."""
+    """By key: tensors on accelerators, which the writer copies to the memory of the host."""
     meta: CheckpointMeta = field(default_factory=CheckpointMeta)
     missing: tuple[MissingPart, ...] = ()
+    """Parts of the state that could not be captured."""
 
     @property
     def id(self) -> str:
-        """The id of the checkpoint that this becomes."""
+        """Id of the checkpoint that the snapshot becomes."""
         return f"{self.run}/{self.seq}"
 
     @property
@@ -132,32 +136,35 @@ class Snapshot:
         return not self.missing
 
     def without_buffers(self) -> Snapshot:
-        """Return this without the views of live memory, which must not outlive their copy."""
+        """Return a copy without views of live memory, which must be dropped when their bytes are copied."""
         return replace(self, buffers={}, device={})
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A published checkpoint: where in which run it was taken, and where its parts are."""
+    """A stored checkpoint: the run and point at which it was taken, and where its parts are."""
 
     id: str
     run: str
+    """Id of the run."""
     seq: int
-    """Order within the run."""
+    """Number of the checkpoint in the run."""
     point: Point
     edge: Edge
     parts: Mapping[str, ObjectRef]
+    """By name of the part: where its bytes are."""
     complete: bool = True
     missing: tuple[MissingPart, ...] = ()
     """Parts that could not be captured; empty if the checkpoint is complete."""
     meta: CheckpointMeta = field(default_factory=CheckpointMeta)
     time: float = 0.0
+    """Unix time at which the checkpoint was saved."""
     stored: int = 0
-    """Bytes that were new to the store when it was saved."""
+    """Bytes that the checkpoint added to the store."""
     shrunk: int = 0
-    """Bytes saved by compressing."""
+    """Bytes by which compression made the added bytes fewer."""
 
     @property
     def nbytes(self) -> int:
-        """Logical size of all parts."""
+        """Bytes of all parts, before compression."""
         return sum(ref.nbytes for ref in self.parts.values())

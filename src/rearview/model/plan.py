@@ -7,22 +7,22 @@ from enum import StrEnum
 
 
 class Operator(StrEnum):
-    """How a segment replays, by where its probes are. The values are the names that the FlorDB paper uses."""
+    """The way in which a segment replays; it depends on where the probes are. Values are names from the FlorDB paper."""
 
     SETUP = "setup"
-    """Before the main loop: run the set-up, stop at the loop."""
+    """The probes are before the main loop: run the set-up, and stop at the loop."""
     OUTER = "DP"
-    """In the outer loop: skip the inner work, restore each iteration."""
+    """The probes are in the outer loop: skip its inner loops, and restore the state after them in each iteration."""
     AFTER = "DP*"
-    """After the loop: restore its last checkpoint, continue."""
+    """The probes are after the main loop: restore the last checkpoint of the loop, and continue."""
     INNER = "DPi"
-    """In an inner loop: run chosen iterations from the nearest checkpoint."""
+    """The probes are in an inner loop: run the requested iterations from the nearest checkpoint."""
     FULL = "full"
-    """No checkpoint helps: run from the start."""
+    """No checkpoint makes the replay shorter: run the program from its start."""
 
     @property
     def in_words(self) -> str:
-        """Where the probes are, and what that saves, for a table.
+        """Where the probes are and what runs, for a table.
 
         >>> Operator("DPi").in_words
         'inner loop: only the chosen iterations run'
@@ -43,34 +43,38 @@ _OPERATORS_IN_WORDS = {
 class Segment:
     """A part of one run to run again, in one process.
 
-    Iterations `first <= i < last` of the outermost loop `loop` are requested, or those listed in
-    `only`; `start` names the checkpoint to begin from (None: from the start of the program).
+    Iterations `first <= i < last` of the outermost loop `loop` are requested, or the iterations listed in `only`.
     """
 
     run: str
+    """Id of the run."""
     version: str
-    """Version to execute: the run's own, or one derived from it by probes."""
+    """Version to execute: the version of the run, or a version made from it by adding probes."""
     operator: Operator
     loop: str | None = None
     first: int = 0
     last: int | None = None
     start: str | None = None
+    """Id of the checkpoint to start from; None: the start of the program."""
     names: tuple[str, ...] = ()
+    """Names that the probes log."""
     seconds: float = 0.0
     """Predicted seconds."""
     low: float = 0.0
+    """Lower end of the range in which the seconds probably are."""
     high: float = 0.0
+    """Upper end of the range in which the seconds probably are."""
     only: tuple[int, ...] | None = None
-    """Requested iterations, if there are gaps between them."""
+    """Requested iterations, if there are gaps between them; else None."""
     inner: tuple[tuple[str, int, int | None], ...] = ()
-    """(loop, first, last): requested iterations of inner loops; earlier ones run only to reach them."""
+    """(loop, first, last): requested iterations of inner loops; iterations before `first` run only to reach it."""
     restores: tuple[tuple[int, str], ...] = ()
-    """(iteration of `loop`, checkpoint to restore there), in order, including the start; in between the
-    segment computes."""
+    """(iteration of `loop`, id of the checkpoint to restore there), in order, including `start`; the segment computes
+    the iterations between."""
     rerun: bool = False
-    """Whether it runs from the start of the program and restores nothing, because that is as fast."""
+    """Whether the segment runs from the start of the program and restores nothing, because that is as fast."""
     tail: bool = False
-    """Whether values after the loop are requested, too."""
+    """Whether values that are logged after the loop are requested, too."""
     priority: float = 0.0
     """Segments with smaller values run first."""
     nbytes: int = 0
@@ -79,7 +83,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Ordered segments with their cost, and refused runs with reasons."""
+    """Segments in the order in which to run them, and the runs that cannot be replayed."""
 
     segments: tuple[Segment, ...] = ()
     refusals: tuple[tuple[str, str], ...] = field(default=())

@@ -1,6 +1,6 @@
-"""Decide how far the values of a replay can be trusted.
+"""Judge a replay by its report: whether its values can be trusted, and why (`proof_of`).
 
-`replay`, `backfill`, `show`, `table` and SQL all report the result of these functions.
+The commands `replay`, `backfill`, `show` and `table`, and SQL, all show the result of these functions.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rearview.model.messages import ReplayReport
+from rearview.model.process_messages import ReplayReport
 from rearview.model.run import CAPTURED, Origin
 from rearview.model.wording import in_words, plural
 
@@ -20,13 +20,13 @@ class Verdict(StrEnum):
     EXACT = "exact"
     """Everything that was compared with the recording was equal."""
     UNPROVED = "unproved"
-    """It ended without an error, and the run recorded nothing to compare with."""
+    """The replay ended without an error, and the run recorded nothing to compare with."""
     INCOMPLETE = "incomplete"
-    """It was interrupted, failed, or has not ended yet."""
+    """The replay was interrupted, failed, or has not ended yet."""
     INEXACT = "not exact"
-    """It differed from the recording."""
+    """The replay differed from the recording."""
     REDONE = "redone"
-    """A second try, from the start of the run, replaces it."""
+    """A second try, from the start of the run, replaces the replay."""
 
 
 ORIGINS = {
@@ -36,14 +36,15 @@ ORIGINS = {
     Verdict.REDONE: Origin.REDONE,
     Verdict.INEXACT: Origin.INEXACT,
 }
-"""Origin of the values of a replay, by its verdict. If a cell has two values, tables show the one whose
+"""Origin of the values of a replay, by its verdict. If a cell of a table has two values, the table shows the value whose
 verdict comes first here."""
 TRUSTED = frozenset({Origin.RECORDED, Origin.REPLAYED, *CAPTURED})
 """Origins of values that tables show without a mark."""
 WITHHELD = frozenset({Origin.REDONE, Origin.INEXACT})
 """Origins of values that tables show only on request."""
 _WORST = (Verdict.INEXACT, Verdict.INCOMPLETE, Verdict.UNPROVED, Verdict.EXACT)
-_REST = "; after the last of them there was nothing to compare with"
+"""Verdicts, the worst first."""
+_UNCOMPARED_END = "; after the last of them there was nothing to compare with"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +72,8 @@ def proof_of(
 ) -> Proof:
     """Return the proof of one replay.
 
-    `report` is its report, None if that is lost; `proved` is the stored verdict (None: it has not ended). A
-    replay that was `redone` does not count.
+    `report` is the report of the replay, or None if the report is lost. `proved` is the verdict that was stored when the
+    replay ended, or None if it has not ended. A replay that was `redone` does not count.
 
     >>> print(proof_of(ReplayReport(finished=True, states=2)))
     exact: 0 states restored, 2 states and 0 recorded values equal
@@ -81,25 +82,25 @@ def proof_of(
     >>> print(proof_of(ReplayReport(finished=True, difference="w: recorded 1, now 2"), redone=True))
     redone: w: recorded 1, now 2
     """
-    own = _own(report, proved)
-    return Proof(Verdict.REDONE if redone else own.verdict, in_words(own.why))
+    proof = _judge(report, proved)
+    return Proof(Verdict.REDONE if redone else proof.verdict, in_words(proof.why))
 
 
-def _own(report: ReplayReport | None, proved: bool | None) -> Proof:
+def _judge(report: ReplayReport | None, proved: bool | None) -> Proof:
     if report is None:
         if proved is None:
             return Proof(Verdict.INCOMPLETE, "it has not ended, or was interrupted")
         return Proof(Verdict.EXACT) if proved else Proof(Verdict.INCOMPLETE, "it left no report")
-    about = f"; {'; '.join(report.surroundings)}" if report.surroundings else ""
+    environment_note = f"; {'; '.join(report.surroundings)}" if report.surroundings else ""
     different = [report.difference] if report.difference is not None else []
     if report.differing:
         different.append(f"{', '.join(report.differing)} came out differently")
     if report.lacking:
         different.append(f"values are missing: the loop {report.lacking[0]}")
     if different:
-        return Proof(Verdict.INEXACT, "; ".join(different) + about)
+        return Proof(Verdict.INEXACT, "; ".join(different) + environment_note)
     if report.error is not None:
-        return Proof(Verdict.INCOMPLETE, f"failed: {report.error}{about}")
+        return Proof(Verdict.INCOMPLETE, f"failed: {report.error}{environment_note}")
     if not report.finished:
         return Proof(Verdict.INCOMPLETE, "it was interrupted")
     if report.proved:
@@ -111,7 +112,7 @@ def _own(report: ReplayReport | None, proved: bool | None) -> Proof:
 
 
 def compared(reports: Iterable[ReplayReport]) -> str:
-    """Return in words how much replays restored and compared."""
+    """Return in words how many states replays restored, and how many states and values were equal."""
     reports = list(reports)
     restored, states, repeated = (
         sum(getattr(report, name) for report in reports)
@@ -122,13 +123,13 @@ def compared(reports: Iterable[ReplayReport]) -> str:
         f"{plural(repeated, 'recorded value')} equal"
     )
     proved = all(report.proved for report in reports)
-    return text + _REST * (proved and any(report.open for report in reports))
+    return text + _UNCOMPARED_END * (proved and any(report.open for report in reports))
 
 
 def worst(proofs: Iterable[Proof]) -> Proof | None:
-    """Return the proof that decides for all of them: the first with the worst verdict.
+    """Return the first proof with the worst verdict, which decides for all the replays; None without any proof.
 
-    A replay that was redone does not count; the one that replaces it does.
+    A replay that was redone does not count, and its second try counts.
 
     >>> print(worst([Proof(Verdict.EXACT), Proof(Verdict.REDONE, "x"), Proof(Verdict.UNPROVED)]))
     unproved

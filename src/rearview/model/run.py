@@ -1,8 +1,8 @@
-"""A run, the points in it, the records it leaves at them, and the facts it writes about itself.
+"""Runs (`Run`), points in a run (`Point`), records at points (`Record`), and the stored facts about a run.
 
-`RunStart` is written once, before the program begins; `RunEnd` when it ends. Both are stored as JSON and
+`RunStart` is written once, before the program begins, and `RunEnd` when the program ends. Both are stored as JSON and
 read tolerantly: a key that is missing, or that another version of Rearview wrote with another type, gets
-its default, so that runs of every age stay readable.
+its default, so that runs of every version stay readable.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 import msgspec
 
 EXIT_PAUSED = 85
-"""Exit code of a process that has saved its state and must be started again."""
+"""Exit code of a process that has saved its state and must be started again to continue."""
 Value = int | str | float | None
 CELL = "cell"
-"""Outermost step of the points of a notebook, and of a script that is divided into cells."""
+"""Name of the outermost step of points in a notebook, and in a script that is divided into cells."""
 NOTEBOOK = ".ipynb"
 """File name suffix of a notebook."""
 NAMED = "loop:"
@@ -36,26 +36,26 @@ def name_of(loop: str) -> str:
 
 
 def columns_of(loops: Iterable[str]) -> list[str]:
-    """Return names that distinguish the loops of a stack for people, given their ids or names.
+    """Return a different name for each loop of a loop path, given the ids or names of the loops.
 
-    A loop inside one of the same name is numbered, as the columns of a table are.
+    A loop inside another loop of equal name is numbered, as the columns of a table are.
 
     >>> columns_of(["a.py:f:0:i", "a.py:f:1:j", "a.py:g:0:i"])
     ['i', 'j', 'i_2']
     """
-    out: list[str] = []
+    columns: list[str] = []
     for loop in map(name_of, loops):
-        seen = sum(other == loop or other.rpartition("_")[0] == loop for other in out)
-        out.append(f"{loop}_{seen + 1}" if seen else loop)
-    return out
+        count = sum(column == loop or column.rpartition("_")[0] == loop for column in columns)
+        columns.append(f"{loop}_{count + 1}" if count else loop)
+    return columns
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """One iteration of one loop.
 
-    `index` counts from 0 and gives the order; `value` is the value of the loop's target, if it is a
-    plain number or string other than the index. People use the value, programs the index.
+    `index` counts from 0 and gives the order; `value` is the value of the loop's target, if this is a
+    plain number or string and not the index. Messages and tables show the value, and programs use the index.
     """
 
     loop: str
@@ -63,12 +63,12 @@ class Step:
     value: Value = None
 
     @property
-    def shown(self) -> int | str | float:
-        """The value people know this iteration by."""
+    def label(self) -> int | str | float:
+        """The value by which people identify the iteration."""
         return self.index if self.value is None else self.value
 
     def __str__(self) -> str:
-        return f"{self.loop}={self.shown}"
+        return f"{self.loop}={self.label}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,63 +91,64 @@ class Point:
 
     @property
     def indices(self) -> tuple[int, ...]:
-        """Iteration numbers, outermost first; orders points of the same loops."""
+        """Iteration numbers, outermost first; sorting points of one loop path by them gives their order in the run."""
         return tuple(step.index for step in self.steps)
 
 
 class Origin(StrEnum):
-    """Where a record comes from, and how far it can be trusted."""
+    """Where a record comes from, which decides how far it can be trusted."""
 
     RECORDED = "recorded"
     """Logged by the run itself."""
     REPLAYED = "replayed"
     """Logged by a replay that was proved exact."""
     UNPROVED = "unproved"
-    """Logged by a replay that was interrupted, or that nothing could be compared with."""
+    """Logged by a replay that was interrupted, or for which the run recorded nothing to compare with."""
     REDONE = "redone"
     """Logged by a first try, which a second try from the start of the run replaces."""
     INEXACT = "not exact"
     """Logged by a replay that differed from the recording."""
     WANDB = "wandb"
-    """Given to Weights & Biases by the run."""
+    """Passed to Weights & Biases by the run."""
     MLFLOW = "mlflow"
-    """Given to MLflow by the run."""
+    """Passed to MLflow by the run."""
     TENSORBOARD = "tensorboard"
-    """Given to TensorBoard or tensorboardX by the run."""
+    """Passed to TensorBoard or tensorboardX by the run."""
     LIGHTNING = "lightning"
-    """Given to Lightning's loggers by the run."""
+    """Passed to a logger of Lightning by the run."""
     TRANSFORMERS = "transformers"
     """Logged by the Hugging Face Trainer of the run."""
     KERAS = "keras"
     """Logged by Keras at the end of an epoch of the run."""
     ASSIGNED = "assigned"
-    """Value that a variable had when an iteration of a loop of the run ended."""
+    """The value of a variable at the end of an iteration of the run."""
     PRINTED = "printed"
-    """Read from a line that the run printed."""
+    """A number in a line that the run printed."""
     LOGGING = "logging"
-    """Read from a message that the run gave to Python's `logging`."""
+    """A number in a message that the run passed to Python's `logging`."""
     INNER = "inner"
-    """Last value that a variable had in a loop inside an iteration of the run."""
+    """The last value that a variable had in an inner loop, in an iteration of the run."""
 
 
 LOGGERS = (
     *(Origin.WANDB, Origin.MLFLOW, Origin.TENSORBOARD),
     *(Origin.LIGHTNING, Origin.TRANSFORMERS, Origin.KERAS),
 )
-"""Origins of values that a run gave to a logger. Of two with one name, tables show the first here."""
+"""Origins of values that a run passed to a logger. Of two values with one name, tables show the value whose origin
+comes first here."""
 CAPTURED = (*LOGGERS, Origin.ASSIGNED, Origin.PRINTED, Origin.LOGGING, Origin.INNER)
 """Origins of values that a run did not log with Rearview, the strongest first."""
 UNASKED = frozenset({Origin.ASSIGNED, Origin.PRINTED, Origin.LOGGING, Origin.INNER})
 """Origins of values that the program gave to no logger."""
 SEEN = "rearview_seen"
-"""Attribute of a logger's method that captures its calls: a background writer, which has the method called
-in another process, calls this here with the same arguments."""
+"""Attribute of a patched method of a logger: a function that captures a call of the method. A background writer, which
+lets another process call the method, calls this function in the program's process with the same arguments."""
 MARK = "$"
-"""Prefix of the origin of captured records, in the field that holds a replay's id otherwise."""
+"""Prefix of an origin that a captured record stores in the field in which other records have a replay's id."""
 
 
 def captured_origin(replay: str | None) -> Origin | None:
-    """Return the origin of captured records; None for those of a run or of a replay.
+    """Return the origin of a captured record, given the field for its replay; None if the record was not captured.
 
     >>> captured_origin("$printed"), captured_origin("20261118-r1"), captured_origin(None)
     (<Origin.PRINTED: 'printed'>, None, None)
@@ -160,9 +161,9 @@ def captured_origin(replay: str | None) -> Origin | None:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One value under one name at one point.
+    """A value that was logged under a name at a point.
 
-    `value` is a JSON scalar, or a dict with the key `"$object"` that names the stored bytes of
+    `value` is a JSON scalar, or a dict with the key `"$object"`, which names the stored bytes of
     an array, tensor, image or histogram.
     """
 
@@ -176,7 +177,7 @@ class Record:
 
 
 def is_notebook(path: str) -> bool:
-    """Return True if a path is that of a notebook.
+    """Return True if a path is the path of a notebook.
 
     >>> is_notebook("study.ipynb"), is_notebook("train.py")
     (True, False)
@@ -185,42 +186,42 @@ def is_notebook(path: str) -> bool:
 
 
 class Status(StrEnum):
-    """State of a run: running, or how it ended."""
+    """Status of a run: running, or how the run ended."""
 
     RUNNING = "running"
     FINISHED = "finished"
     FAILED = "failed"
     """Ended with an exception or a non-zero exit code."""
     PAUSED = "paused"
-    """Ended with `EXIT_PAUSED`: saved, to be continued."""
+    """Ended with `EXIT_PAUSED`: its state is saved, and the run can be resumed."""
     DEAD = "dead"
-    """Its process no longer exists and did not record how it ended."""
+    """Its process no longer exists, and did not record how it ended."""
 
 
 RecordT = TypeVar("RecordT", bound=msgspec.Struct)
 
 
 class RunStart(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run was started, as far as a replay needs it."""
+    """The facts about the start of a run that a replay needs."""
 
     target: str | None = None
-    """Script as the user typed it, or the module's name; None if the facts of the start are lost."""
+    """Path of the script as the user typed it, or the module's name; None if this value was lost."""
     module: bool = False
     """Whether `target` names a module (`rearview run -m`)."""
     root: str = ""
-    """Folder of the project at that time; empty in old runs."""
+    """Folder of the project when the run started; empty in old runs."""
     given: dict[str, str] = {}
-    """Values given for `rearview.arg`, by name; secrets are hidden."""
+    """By name: values that the command line gave for `rearview.arg`; secrets are hidden."""
     watched: bool = True
-    """Whether Rearview started the program; False if it was attached by plain `python`."""
+    """Whether Rearview started the program; False if plain `python` ran a program that imports Rearview."""
     autolog: bool | None = None
     """Whether scalars assigned in loops are logged; None in old runs."""
     settings: dict[str, Any] = {}
     """Settings given on the command line."""
     entropy: str = ""
-    """Key that all random numbers follow, hexadecimal."""
+    """Key that decides all random numbers that the program does not seed, hexadecimal (`runtime.sandbox.entropy`)."""
     cells: bool = False
-    """Whether the script was divided into cells, with which its points begin."""
+    """Whether the script was divided into cells; its points then begin with the cell."""
     clock: int = 1
     """Number of the rule by which times are recorded."""
     hash_seed: str = "0"
@@ -232,38 +233,40 @@ class RunStart(msgspec.Struct, frozen=True, kw_only=True):
     hardware: dict[str, Any] = {}
     """Processor, cores and accelerators (`store.machine.hardware`)."""
     threads: dict[str, str] = {}
-    """Environment variables that bound thread counts."""
+    """Environment variables that limit the number of threads."""
     imported: dict[str, str] = {}
-    """Tracker, key, name and place (`from`, `key`, `name`, `source`) of a run that was imported."""
+    """Tracker, key, name and location (`from`, `key`, `name`, `source`) of a run that was imported from a tracker."""
     rebuilt: bool = False
-    """Whether these facts were damaged and rewritten from the id and version of the run."""
+    """Whether the stored facts were damaged, and were written again from the id and version of the run."""
 
 
 class LoopTotals(msgspec.Struct, frozen=True, kw_only=True):
-    """How often one loop ran in the whole run."""
+    """How many times one loop ran in the whole run, and how long."""
 
     entries: int = 0
+    """How many times the program entered the loop."""
     iterations: int = 0
     seconds: float = 0.0
     outermost: bool = False
     loose: bool = True
-    """Whether it is in a generator, which may run inside any other loop."""
+    """Whether the loop is in a generator, which may run inside any other loop."""
 
 
 class DeepLoop(msgspec.Struct, frozen=True, kw_only=True):
-    """Iteration counts of a loop inside two or more others."""
+    """Iteration counts of a loop inside at least two other loops."""
 
     site: str
     """Id of the loop."""
     path: list[str] = []
-    """Ids of the loops from the outermost inner loop down to this one; empty in old runs."""
+    """Loop path without the outermost loop: ids of loops, ending with this loop; empty in old runs."""
     entries: int = 0
+    """How many times the program entered the loop."""
     counts: list[int] = []
-    """Its iterations in each iteration of the outermost loop."""
+    """Number of its iterations in each iteration of the outermost loop."""
 
 
 class MainLoop(msgspec.Struct, frozen=True, kw_only=True):
-    """Timings of the outermost loop that took longest, and of the loops inside it.
+    """Timings of the main loop (the outermost loop that took longest), and of the loops inside it.
 
     `counts` and `counted` are None in runs of older versions of Rearview.
     """
@@ -274,45 +277,46 @@ class MainLoop(msgspec.Struct, frozen=True, kw_only=True):
     """Id of the loop; None if the program has no loop."""
     name: str = ""
     entered: float = 0.0
-    """Seconds after the program began."""
+    """When the program entered the loop: seconds after the program began."""
     left: float = 0.0
+    """When the loop ended: seconds after the program began."""
     iterations: list[tuple[int, float]] = []
-    """(count, seconds each), in order."""
+    """(count, average seconds) of successive groups of iterations."""
     inner: dict[str, list[tuple[float, int]]] = {}
-    """By id: seconds and iterations of inner loops in each iteration of this one."""
+    """By id of an inner loop: its seconds and iterations in each iteration of the main loop."""
     deep: dict[str, DeepLoop] = {}
-    """Loops inside of inner loops, by the names of the loops around them."""
+    """Loops inside inner loops, by the names in their loop path."""
     counts: dict[str, list[int]] | None = None
-    """By id: iterations of a loop in each iteration of this one, however deep it is nested."""
+    """By id of a loop at any depth: its iterations in each iteration of the main loop."""
     counted: tuple[int, int] | None = None
-    """First and last iteration of this loop in which inner iterations were counted."""
+    """First and last iteration of the main loop in which iterations of the loops inside it were counted."""
     alone: bool = True
-    """Whether this loop was entered only once."""
+    """Whether the main loop was entered only once."""
     span: tuple[int, int] | None = None
-    """First value and step of the loop's target, if it counted."""
+    """First value and step of the loop's target, if the loop is over a `range` or `enumerate`; else None."""
     range: list[Any] | None = None
     """The span in old runs: start, stop, step."""
     held: list[Any] | None = None
-    """Value of the loop's target in each iteration, if it did not count."""
+    """Value of the loop's target in each iteration, if `span` does not describe the values; else None."""
     spans: dict[str, tuple[int, int]] = {}
-    """Like `span`, by id of an inner loop."""
+    """By id of an inner loop: what `span` is for the main loop."""
     helds: dict[str, list[Any]] = {}
-    """Like `held`, by id of an inner loop."""
+    """By id of an inner loop: what `held` is for the main loop."""
     varied: list[str] = []
-    """Ids of inner loops whose target was not bound to the same values each time."""
+    """Ids of inner loops whose target had other values when the loop was entered again."""
 
 
 class EarlyEnd(msgspec.Struct, frozen=True, kw_only=True):
     """The loops that a program was in when an exception or an exit ended it."""
 
     exception: str = ""
-    """Type of the exception; empty if the program ended by `os._exit`."""
+    """Name of the exception's class; empty if the program ended by `os._exit`."""
     path: list[tuple[str, int, int]] = []
-    """Loop (id), number of its entry and iteration, outermost first; empty if it was in no loop."""
+    """(id of the loop, number of its entry, iteration), outermost first; empty if the program was in no loop."""
 
     @property
     def interrupted(self) -> bool:
-        """Whether the user interrupted the program, which would have continued otherwise."""
+        """Whether the user interrupted the program; without an interruption it would have continued."""
         return self.exception == KeyboardInterrupt.__name__
 
 
@@ -321,11 +325,11 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
 
     time: float = 0.0
     attempts: int | None = None
-    """Number of times the run was resumed before it ended; None in old runs."""
+    """How many times the run was resumed before it ended; None in old runs."""
     exit_code: int = 1
     seconds: float = 0.0
     cpu: float = 0.0
-    """Processor seconds of the process."""
+    """Seconds of processor time of the process."""
     costs: dict[str, Any] = {}
     """Costs of recording (`runtime.saving.overhead`)."""
     main: MainLoop = MainLoop()
@@ -334,26 +338,30 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
     surroundings: dict[str, str] = {}
     """Versions of libraries and thread counts."""
     inputs: dict[str, list[Any]] = {}
-    """Size, time of change and hash of each data file that was read, by path."""
+    """By path of each data file that the program read: its size, time of change and hash."""
     loops: dict[str, LoopTotals] = {}
-    """By id of the loop; loops that were not watched to their end are missing."""
+    """By id of the loop; loops that were not watched until they ended are left out."""
     files: list[str] | None = None
-    """Source files that ran, relative to the root; None in old runs."""
+    """Paths of the source files that ran, relative to the project; None in old runs."""
     early: EarlyEnd | None = None
     """The loops that the program was in when it failed; None if it did not fail, and in old runs."""
     captured: dict[str, Any] = {}
-    """Which names were captured, and how long that took."""
+    """Which names were captured, and how long capturing took."""
 
 
 class Continuation(msgspec.Struct, frozen=True):
-    """A point from which a run was resumed with a mended source."""
+    """A resumption of a run with a corrected source."""
 
     version: str
+    """The corrected version."""
     point: str
+    """Point from which the run was resumed."""
 
 
 def read_record(kind: type[RecordT], values: Mapping[str, Any]) -> RecordT:
-    """Return stored values as a record; missing and mistyped keys get defaults, unknown keys are ignored.
+    """Return stored values as a value of the class `kind`, such as `RunStart`.
+
+    Keys that are missing or have a value of a wrong type get their defaults; unknown keys are ignored.
 
     >>> read_record(RunStart, {"target": "train.py", "clock": "noon", "color": "red"}).clock
     1
@@ -379,11 +387,11 @@ def _read_value(kind: Any, value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Run:
-    """Facts of one execution, read from its folder."""
+    """A run: the facts about one execution of a program, read from the run's folder."""
 
     id: str
     version: str
-    """Tree hash of the source, as kept by `store.versions`."""
+    """Version of the source with which the run started: its tree hash (`store.versions`)."""
     script: str
     """Path of the script relative to the project, or `-m module`."""
     argv: tuple[str, ...]
@@ -394,30 +402,31 @@ class Run:
     host: str = ""
     pid: int = 0
     heartbeat: float = 10.0
-    """Seconds between its signs of life."""
+    """Seconds between the times at which the process shows that it is running."""
     cwd: str = ""
+    """Working directory in which the program was started."""
     parent: str | None = None
-    """The run this one replays or resumes, if any."""
+    """Id of the run that this run replays or resumes; None if there is none."""
     args: dict[str, Any] = field(default_factory=dict)
     """Hyper-parameters."""
     facts: RunStart = field(default_factory=RunStart)
-    """How it was started."""
+    """The facts about the start of the run."""
     end: RunEnd = field(default_factory=RunEnd)
-    """Its measurements; defaults if it has not ended, or was resumed after that (`ended` is None)."""
+    """Measurements at the end of the run; defaults while `ended` is None, also after the run was resumed."""
     arg_origins: dict[str, str] = field(default_factory=dict)
-    """The library that read each hyper-parameter, such as argparse, if known."""
+    """By hyper-parameter: the library that read it, such as argparse, if known."""
     attempts: int = 0
-    """How often it was resumed."""
+    """How many times the run was resumed."""
     continued: tuple[Continuation, ...] = ()
-    """Where it was resumed with a mended source, in order."""
+    """Resumptions with a corrected source, in order."""
     damaged: str = ""
-    """The damage of its files, in words; empty if they can be read."""
+    """In words: how the files of the run are damaged; empty if they can be read."""
     name: str = ""
-    """Name that the user gave it later; empty if none."""
+    """Name that the user gave the run; empty if the run has no name."""
     tags: tuple[str, ...] = ()
-    """Tags that the user gave it later, in the order given."""
+    """Tags that the user gave the run, in order."""
     note: str = ""
-    """Notes that the user wrote about it later, one line or paragraph each."""
+    """Notes that the user wrote about the run, one line or paragraph each."""
 
     def __repr__(self) -> str:
         command = " ".join((self.script, *self.argv))
@@ -447,28 +456,28 @@ class Run:
 
     @property
     def source(self) -> str:
-        """The version that the run uses now: its own, or the last that it was continued with."""
+        """The version that the run uses now: its first version, or that with which it was last resumed."""
         return self.continued[-1].version if self.continued else self.version
 
     @property
     def has_cells(self) -> bool:
-        """Whether its points begin with a cell: of a notebook, or of a script divided into cells."""
+        """Whether points of the run begin with a cell, as in a notebook or in a script divided into cells."""
         return is_notebook(self.script) or self.facts.cells
 
-    def home(self, root: str) -> str:
-        """Return the folder of the project when the run was recorded; `root` is its folder now."""
+    def recorded_root(self, root: str) -> str:
+        """Return the folder that the project had when the run was recorded; `root` is its current folder."""
         return self.facts.root or root
 
-    def now(self, path: str, root: str) -> str:
-        """Return the current path of a file that the run named, if the project has moved to `root`.
+    def current_path(self, path: str, root: str) -> str:
+        """Return the current path of a file that had the path `path` in the run; `root` is the project's current folder.
 
         >>> run = Run("", "", "", (), 0.0, Status.DEAD, facts=RunStart(root="/old"))
-        >>> run.now("/old/data.txt", "/new"), run.now("/older/data.txt", "/new")
+        >>> run.current_path("/old/data.txt", "/new"), run.current_path("/older/data.txt", "/new")
         ('/new/data.txt', '/older/data.txt')
         """
-        recorded_home = self.home(root)
+        recorded_root = self.recorded_root(root)
         return (
-            f"{root}{path[len(recorded_home) :]}"
-            if f"{path}/".startswith(f"{recorded_home}/")
+            f"{root}{path[len(recorded_root) :]}"
+            if f"{path}/".startswith(f"{recorded_root}/")
             else path
         )

@@ -1,8 +1,8 @@
 """Recognise and hide secrets in files and on command lines.
 
-Names and values are judged as those of environment variables (`model.restored_environment`):
+Names of options and values are judged by the rules for environment variables (`model.environment_variables`):
 
-- A *file* is not part of a version if its name is that of a file with credentials, or if its text contains a
+- A *file* is not part of a version if its name says that it contains credentials, or if its text contains a
   private key or the token of a known service.
 - An *argument* is stored and shown as `***` if it follows an option with a secret name, or if it contains a
   credential.
@@ -13,10 +13,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from rearview.model.restored_environment import _SECRET_VALUE, is_secret_name, is_secret_value
+from rearview.model.environment_variables import SECRET_VALUE, is_secret_name, is_secret_value
 
 HIDDEN = "***"
-"""Replaces a secret."""
+"""Text that replaces a secret."""
 
 _FILE = re.compile(
     r"""
@@ -34,7 +34,7 @@ _FILE = re.compile(
 _CODE = re.compile(
     r".*\.(py|pyi|pyx|ipynb|c|cc|cpp|h|cu|js|ts|rs|go|r|jl|md|rst|html|css)", re.IGNORECASE
 )
-"""Source code is judged by its text, not its name: `tokens.py` and `auth.py` are programs."""
+"""Names of source files, which are judged only by their text: `tokens.py` and `auth.py` are programs."""
 _FOLDER = frozenset({".aws", ".ssh", ".gnupg", ".kube", ".docker", ".azure", ".gcloud", ".secrets"})
 """Folders whose files are never part of a version."""
 _CONTENT = re.compile(
@@ -49,7 +49,7 @@ _CONTENT = re.compile(
 _OPTION = re.compile(r"(--?[^=\s]+|[^=\s/]+)=(.+)", re.DOTALL)
 _PASSWORD = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://[^/\s:@]*:)[^/\s@]+(?=@)")
 _PLAIN = re.compile(r"[-+]?[0-9.]{1,6}|true|false|none|null|yes|no|auto|", re.IGNORECASE)
-"""Values that are never secret, even if the name of their option is: `--max-tokens 512`, `--auth none`."""
+"""Values that are never secret, even if the name of the option is secret: `--max-tokens 512`, `--auth none`."""
 
 
 _ALWAYS = frozenset({"password", "passwords", "passwd", "passphrase", "secret", "secrets"})
@@ -83,12 +83,12 @@ _OF_SERVICES = frozenset(
         "db",
     ]
 )
-"""Words that show that `--…-key` or `--…-auth` belongs to a service."""
+"""Words by which the options `--…-key` and `--…-auth` are recognised as credentials of a service."""
 _RANDOM = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9_+=-]{16,}")
 
 
 def is_secret_file(path: str) -> bool:
-    """Return True if files of this name hold credentials.
+    """Return True if a file with this path probably contains credentials.
 
     >>> names = ("credentials.json", ".aws/config", "conf/secrets.yaml", "kubeconfig", "id_rsa")
     >>> [is_secret_file(name) for name in names]
@@ -112,33 +112,33 @@ def holds_secret(data: bytes) -> bool:
 
 
 def redact(text: str) -> str:
-    """Return a text with every credential in it replaced by `***`.
+    """Return a text with `***` in place of every credential.
 
     >>> redact("postgres://me:hunter2@db/runs")
     'postgres://me:***@db/runs'
     """
     text = _PASSWORD.sub(rf"\1{HIDDEN}", text)
-    return _SECRET_VALUE.sub(lambda match: match[0] if HIDDEN in match[0] else HIDDEN, text)
+    return SECRET_VALUE.sub(lambda match: match[0] if HIDDEN in match[0] else HIDDEN, text)
 
 
 def redact_words(words: Sequence[str]) -> list[str]:
-    """Return the words of a command line without their secrets.
+    """Return the words of a command line with `***` in place of every secret.
 
     >>> redact_words(["--lr", "0.1", "--api-key", "abc123", "--token=xyz", "--max-tokens", "512"])
     ['--lr', '0.1', '--api-key', '***', '--token=***', '--max-tokens', '512']
     """
-    out: list[str] = []
+    redacted: list[str] = []
     option = ""
     for word in words:
         match = _OPTION.fullmatch(word)
         if option and not word.startswith("--") and _is_secret_argument(option, word):
-            out.append(HIDDEN)
+            redacted.append(HIDDEN)
         elif match and _is_secret_argument(match[1], match[2]):
-            out.append(f"{match[1]}={HIDDEN}")
+            redacted.append(f"{match[1]}={HIDDEN}")
         else:
-            out.append(redact(word) if is_secret_value(word) else word)
+            redacted.append(redact(word) if is_secret_value(word) else word)
         option = word if word.startswith("-") and "=" not in word else ""
-    return out
+    return redacted
 
 
 def _is_secret_argument(name: str, value: str) -> bool:
@@ -161,7 +161,7 @@ def _is_secret_argument(name: str, value: str) -> bool:
 
 
 def variable_of(words: Sequence[str], index: int) -> str:
-    """Return the environment variable that supplies a hidden argument to a replay.
+    """Return the name of the environment variable from which a replay reads the hidden argument at `index`.
 
     >>> words = ["--api-key", "***", "--token=***", "***"]
     >>> [variable_of(words, index) for index in (1, 2, 3)]
@@ -178,29 +178,31 @@ def variable_of(words: Sequence[str], index: int) -> str:
 def fill_secrets(
     words: Sequence[str], values: Mapping[str, str]
 ) -> tuple[tuple[str, ...], list[str]]:
-    """Return a stored command line with its secrets inserted, and the variables that are missing.
+    """Return a stored command line with its secrets inserted, and the names of variables that are not set.
+
+    `values` are the environment variables by name (see `variable_of`).
 
     >>> fill_secrets(["--api-key", "***", "7"], {"REARVIEW_ARG_API_KEY": "abc"})
     (('--api-key', 'abc', '7'), [])
     >>> fill_secrets(["--token=***"], {})
     (('--token=***',), ['REARVIEW_ARG_TOKEN'])
     """
-    out, missing = list(words), []
+    filled_words, unset_variables = list(words), []
     for index, word in enumerate(words):
         if HIDDEN not in word:
             continue
         variable = variable_of(words, index)
         if variable not in values:
-            missing.append(variable)
+            unset_variables.append(variable)
         elif word.endswith(f"={HIDDEN}"):
-            out[index] = f"{word.removesuffix(HIDDEN)}{values[variable]}"
+            filled_words[index] = f"{word.removesuffix(HIDDEN)}{values[variable]}"
         else:
-            out[index] = values[variable]
-    return tuple(out), missing
+            filled_words[index] = values[variable]
+    return tuple(filled_words), unset_variables
 
 
 def redact_value(name: str, value: object) -> object:
-    """Return the value of a named argument, hidden if it is a secret."""
+    """Return the value of a named argument, with `***` in place of a secret."""
     if isinstance(value, str) and value:
         if _is_secret_argument(name, value):
             return HIDDEN

@@ -1,4 +1,4 @@
-"""Texts for people, safe for a terminal and without internal names; and durations and numbers that people type."""
+"""Texts for people: without control characters and internal names, counts, durations, sizes; and numbers from texts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SECONDS = {"s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 8640
 
 
 def printable(text: str, *, line: bool = False) -> str:
-    r"""Return `text` with every control character written out; with `line`, newlines and tabs too.
+    r"""Return `text` with an escape such as `\x1b` for each control character; with `line`, also for newline and tab.
 
     >>> printable("\x1b]0;title\x07"), printable("a\nb", line=True)
     ('\\x1b]0;title\\x07', 'a\\nb')
@@ -49,7 +49,7 @@ WORDS = {
     "__rearview_probe__": "the guard of the added statement",
     "__rearview_cell__": "the mark of a cell",
 }
-"""The meaning of each internal name."""
+"""By internal name: its meaning for people."""
 _GLOBALS = {
     "random": "the random state of Python",
     "numpy": "the random state of NumPy",
@@ -57,7 +57,7 @@ _GLOBALS = {
     "devices": "the random state of the accelerators",
     "modes": "the modes of torch (gradients, autocast, deterministic algorithms)",
 }
-"""The meaning of each name under which global state is stored."""
+"""By name under which global state is stored: its meaning for people."""
 _OWN = re.compile(
     "(?:[\\w.]+\\.)?("
     + "|".join(re.escape(name) for name in sorted(WORDS, key=len, reverse=True))
@@ -67,7 +67,7 @@ _GLOBAL = re.compile(r"<global state of ([\w.]+)>((?:\[[^\]]*\])*)")
 
 
 def in_words(text: str) -> str:
-    """Return a text with every internal name replaced by its meaning.
+    """Return a text with the meaning in place of every internal name.
 
     >>> in_words("$chance[0] at epoch=3: recorded 80, now 158")
     'the random bytes drawn from the system at epoch=3: recorded 80, now 158'
@@ -81,7 +81,7 @@ def in_words(text: str) -> str:
 
 
 def plural(count: int, word: str) -> str:
-    """Return `count` with its word, in the plural unless the count is 1. Every message that counts uses it.
+    """Return a count with its word, in the plural unless the count is 1; every message with a count uses this.
 
     >>> plural(1, "row"), plural(1200, "row"), plural(0, "recorded value"), plural(2, "process")
     ('1 row', '1,200 rows', '0 recorded values', '2 processes')
@@ -91,7 +91,7 @@ def plural(count: int, word: str) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Return a time span in at most two units.
+    """Return a time span as text, in at most two units; empty for None.
 
     >>> [duration(s) for s in (0.0123, 0.9999, 5.25, 75, 4000, 200_000)]
     ['12 ms', '1.0 s', '5.2 s', '1 min 15 s', '1 h 6 min', '2 d 7 h']
@@ -102,15 +102,15 @@ def duration(seconds: float | None) -> str:
         return f"{seconds * 1e3:.0f} ms"
     if seconds < 59.95:
         return f"{seconds:.1f} s"
-    minutes, seconds_left = divmod(round(seconds), 60)
+    minutes, remaining_seconds = divmod(round(seconds), 60)
     if minutes < 60:
-        return f"{minutes} min {seconds_left} s"
+        return f"{minutes} min {remaining_seconds} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours < 24 else f"{hours // 24} d {hours % 24} h"
 
 
 def size(count: float) -> str:
-    """Return a number of bytes in a readable unit.
+    """Return a number of bytes as text, in a readable unit.
 
     >>> size(999), size(1_500_000), size(0)
     ('999 B', '1.5 MB', '0 B')
@@ -123,9 +123,9 @@ def size(count: float) -> str:
 
 
 def parse_duration(text: str, *, unit: str = "") -> float | None:
-    """Return the seconds of a duration such as "90s", "10 min" or "1.5h"; None if the text is not a duration.
+    """Return the seconds of a duration such as "90s", "10 min" or "1.5h", or None if the text is no duration.
 
-    `unit` is the unit of a number without a unit; by default, such a number is not a duration.
+    `unit` is the unit of a number without a unit; by default, a number without a unit is no duration.
 
     >>> parse_duration("10 min"), parse_duration("1.5h"), parse_duration("90", unit="s")
     (600.0, 5400.0, 90.0)
@@ -138,7 +138,7 @@ def parse_duration(text: str, *, unit: str = "") -> float | None:
 
 
 def number_or_text(text: str) -> int | float | str:
-    """Return a text as a number if it is one, or else the text itself.
+    """Return the number that a text is, or the text itself if it is no number.
 
     >>> number_or_text("3"), number_or_text("0.1"), number_or_text("adam")
     (3, 0.1, 'adam')
@@ -152,7 +152,7 @@ def number_or_text(text: str) -> int | float | str:
 
 
 def parameter_in_text(text: Any) -> Any:
-    """Return the number or truth value that a parameter's text means: MLflow stores only texts.
+    """Return the number or truth value that the text of a parameter stands for: MLflow stores parameters as texts.
 
     >>> parameter_in_text("0.9"), parameter_in_text("12"), parameter_in_text("True"), parameter_in_text("adam")
     (0.9, 12, True, 'adam')
@@ -165,4 +165,4 @@ def parameter_in_text(text: Any) -> Any:
 
 
 _LONGEST_NUMBER = 40
-"""Most characters of a text that is read as a number."""
+"""Texts with more characters than this are not read as numbers."""

@@ -194,7 +194,7 @@ def _version_of_run(
         for name in files
         if name in loaded or name not in sources or name.endswith(READ_BY_LIBRARIES)
     }
-    read_paths = {run.now(path, str(project.root)) for path in end.inputs}
+    read_paths = {run.current_path(path, str(project.root)) for path in end.inputs}
     inputs |= {name for name in files if str(project.root / name) in read_paths}
     lines = [line for line in printed(folder) if line.stream == "out"]
     notebook = script.endswith(".ipynb")
@@ -208,7 +208,7 @@ def _version_of_run(
         if cells[:1] and cells[0].lineage
         else _with_estimated_costs(project, run, cells),
         notebook=notebook,
-        cwd=_relative_folder(run.now(run.cwd, str(project.root)), project.root),
+        cwd=_relative_folder(run.current_path(run.cwd, str(project.root)), project.root),
         argv=run.argv,
         environment=values,
         files=files,
@@ -318,7 +318,7 @@ def _files_of_run(project: Project, run: Run, sources: dict[str, bytes]) -> dict
         files[name] = FileRef(digest, len(data), place)
     root = str(project.root)
     for path, (size, _, digest) in run.end.inputs.items():
-        path_now = Path(run.now(path, root))
+        path_now = Path(run.current_path(path, root))
         try:
             name = path_now.relative_to(root).as_posix()
         except ValueError:

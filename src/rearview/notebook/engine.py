@@ -21,8 +21,8 @@ from papermill.log import logger
 
 from rearview._history.run_command import start_run
 from rearview.errors import UsageError
-from rearview.execute.start_command import StartCommand
-from rearview.model.messages import VARIABLE
+from rearview.execute.launch_command import LaunchCommand
+from rearview.model.process_messages import VARIABLE
 from rearview.notebook.kernel_client import (
     KernelProcess,
     check,
@@ -80,7 +80,7 @@ class RearviewEngine(NBClientEngine):  # type: ignore[misc]
         return executed
 
 
-def _start(nb_man: Any, *, reuse: bool) -> StartCommand:
+def _start(nb_man: Any, *, reuse: bool) -> LaunchCommand:
     out = nb_man.output_path
     if not out or "://" in str(out) or str(out) == "-":
         raise UsageError(

@@ -1,6 +1,6 @@
 """Start the kernel that records a notebook, send it the cells, and collect their outputs.
 
-The kernel's process is started by the command of `execute.start_command`, before the libraries that talk to it are
+The kernel's process is started by the command of `execute.launch_command`, before the libraries that talk to it are
 imported: importing them takes about as long as a kernel takes to start, and both happen at once. nbclient sends the
 cells, so outputs, widgets, tags and errors are the same as with `jupyter execute`.
 """
@@ -22,8 +22,8 @@ from typing import Any
 import msgspec
 
 from rearview.errors import UsageError
-from rearview.execute.start_command import StartCommand
-from rearview.model.messages import AGAIN, VARIABLE, Control
+from rearview.execute.launch_command import LaunchCommand
+from rearview.model.process_messages import AGAIN, VARIABLE, Control
 from rearview.source.notebooks import language_and_positions
 from rearview.store.files import open_file
 
@@ -49,7 +49,7 @@ _CHECK = 0.2
 """Seconds without an answer after which to check that a starting kernel still lives."""
 
 
-def control_of(command: StartCommand) -> Control:
+def control_of(command: LaunchCommand) -> Control:
     """Return the control message of the process that `command` starts."""
     return msgspec.json.decode(command.environment[VARIABLE], type=Control)
 
@@ -60,10 +60,10 @@ class KernelProcess:
 
     process: subprocess.Popen[bytes]
     connection_file: Path
-    command: StartCommand
+    command: LaunchCommand
 
     @classmethod
-    def start(cls, command: StartCommand, folder: Path) -> KernelProcess:
+    def start(cls, command: LaunchCommand, folder: Path) -> KernelProcess:
         """Start the kernel that `command` describes; its connection file is written to `folder`."""
         file = folder / "kernel.json"
         connection: dict[str, Any] = {
@@ -246,7 +246,7 @@ def check(data: bytes, path: str) -> list[int]:
 
 
 def execute(
-    command: StartCommand,
+    command: LaunchCommand,
     data: bytes,
     *,
     path: str,
@@ -313,7 +313,7 @@ def _check_installed() -> None:
         )
 
 
-def with_reuse(command: StartCommand, *, reuse: bool) -> StartCommand:
+def with_reuse(command: LaunchCommand, *, reuse: bool) -> LaunchCommand:
     """Return the command with the reuse of stored results of cells switched on or off.
 
     Random generators that the notebook does not seed begin as in its last run, unless the environment

@@ -1,4 +1,4 @@
-"""Predict the seconds of a replay, with an interval; corrected by the real seconds of earlier replays."""
+"""Predict the seconds of a replay, with an interval; the real seconds of earlier replays correct the prediction."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rearview.plan.facts import CheckpointFacts, Machine, RunFacts
 DEFAULT_READ = 500.0
 """Assumed reading speed in MB/s, if nothing was measured."""
 DEFAULT_RESTORE = 0.006
-"""Assumed seconds of a restore, reading not included, if nothing was measured."""
+"""Assumed seconds of a restore without the reading, if nothing was measured."""
 ERROR_MEASURED = 0.15
 """Relative error of predictions for a run that was recorded on another machine."""
 ERROR_UNMEASURED = 0.5
-"""The same if one of the two machines was never measured."""
+"""Relative error of such predictions if one of the two machines was never measured."""
 INTERVAL_DEVIATIONS = 1.96
-"""Standard deviations on either side of a prediction."""
+"""Standard deviations between a prediction and either end of its interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ class Prediction:
 
     seconds: float
     variance: float = 0.0
-    """Variance of the errors that average out over many segments."""
+    """Variance of errors that differ between segments, and so average out over many of them."""
     share: float = 0.0
-    """Relative error that does not average out, such as another machine or another load."""
+    """Relative error that all segments have in common, for example because the machine is another one."""
 
     def __add__(self, other: Prediction) -> Prediction:
         total = self.seconds + other.seconds
@@ -43,58 +43,59 @@ class Prediction:
         )
 
     def times(self, factor: float, *, share: float = 0.0) -> Prediction:
-        """Return the prediction times a factor; its interval grows by the factor's own uncertainty."""
-        both = math.hypot(self.share, share)
-        return Prediction(self.seconds * factor, self.variance * factor**2, both)
+        """Return the prediction times a factor, whose own relative error `share` makes the interval wider."""
+        total_share = math.hypot(self.share, share)
+        return Prediction(self.seconds * factor, self.variance * factor**2, total_share)
 
     @property
-    def half(self) -> float:
-        """Half the width of the interval."""
+    def half_width(self) -> float:
+        """Half of the width of the interval."""
         return INTERVAL_DEVIATIONS * math.sqrt(self.variance + (self.share * self.seconds) ** 2)
 
     @property
     def low(self) -> float:
         """Lower end of the interval."""
-        return max(0.0, self.seconds - self.half)
+        return max(0.0, self.seconds - self.half_width)
 
     @property
     def high(self) -> float:
         """Upper end of the interval."""
-        return self.seconds + self.half
+        return self.seconds + self.half_width
 
 
 RECENT = 15
-"""Replays whose seconds are remembered; older ones are forgotten, as the machine may have changed."""
+"""Most recent replays whose seconds count; the machine may have changed since earlier replays."""
 UNCONFIRMED = 0.2
-"""Largest logarithm by which a single replay corrects predictions; a second replay must confirm a larger one."""
+"""Largest logarithm by which a single replay corrects predictions; two replays may correct by more."""
 JITTER = 0.25
-"""Seconds by which the time of a process varies by chance; replays that are shorter hardly correct predictions."""
+"""Seconds by which the time of a process varies by chance. Shorter replays hardly correct predictions."""
 NORMAL = 1.4826
 """Standard deviation over median absolute deviation, of normally distributed values."""
 
 
 @dataclass(frozen=True, slots=True)
 class CostCorrection:
-    """How much longer than predicted recent replays took: logarithms of the ratios, oldest first.
+    """How much longer recent replays took than predicted, as logarithms of ratios, oldest first.
 
-    One odd measurement does not change the median of many; while it is the only one, its effect is bounded.
+    The median of the logarithms counts, because one odd measurement hardly changes it. If there is only one
+    measurement, `UNCONFIRMED` bounds its effect.
     """
 
     logs: tuple[float, ...] = ()
 
     def with_ratio(self, ratio: float) -> CostCorrection:
-        """Return the correction with one more ratio of real to predicted seconds."""
+        """Return the correction after one more replay, with the `ratio` of real to predicted seconds."""
         value = math.log(min(max(ratio, 0.01), 100.0))
         return CostCorrection((*self.logs, value)[-RECENT:])
 
     @property
     def count(self) -> int:
-        """Replays that are remembered."""
+        """Number of remembered replays."""
         return len(self.logs)
 
     @property
     def typical(self) -> float:
-        """The median of the logarithms and an additional 0, the logarithm of a prediction that was right.
+        """The median of the logarithms and of one 0, which stands for a correct prediction.
 
         >>> CostCorrection((0.7,)).typical, CostCorrection((0.7, 0.7, 3.0)).typical
         (0.2, 0.7)
@@ -105,13 +106,16 @@ class CostCorrection:
 
     @property
     def spread(self) -> float:
-        """How far replays typically are from the median; a few odd ones do not change it."""
+        """Typical distance of the logarithms from their median, as a standard deviation; robust against outliers."""
         around = self.typical
         return NORMAL * _median(abs(each - around) for each in self.logs)
 
 
 def _median(values: Iterable[float]) -> float:
-    """Return the median, 0 of nothing; the module `statistics` takes longer to import than a plan."""
+    """Return the median of `values`, or 0 if there are none.
+
+    Importing the module `statistics` would take longer than making a plan.
+    """
     ordered = sorted(values)
     middle = len(ordered) // 2
     if len(ordered) % 2:
@@ -121,19 +125,20 @@ def _median(values: Iterable[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class CostCorrections:
-    """Corrections of predictions from earlier replays: by version and operator, by operator, and overall.
+    """Corrections that were learned from replays of one version and operator, of one operator, and of all runs.
 
-    The more often a version was replayed, the more its own history counts.
+    The more replays a version has had, the more its own correction counts.
     """
 
     by: Mapping[str, CostCorrection] = field(default_factory=dict)
+    """The key is "version operator", "operator", or an empty text for all replays."""
     trust: float = 1.0
-    """Weight of the wider history, as a number of observations."""
+    """Weight of the more general correction, as a number of replays."""
     prior: float = 0.1
-    """Relative error expected before anything was replayed."""
+    """Expected relative error of predictions before the first replay."""
 
     def factor(self, version: str, operator: str) -> tuple[float, float]:
-        """Return (factor for a prediction, relative error of the result)."""
+        """Return (factor that corrects a prediction, relative error of the corrected prediction)."""
         mean, spread = 0.0, self.prior
         for key in ("", operator, f"{version} {operator}"):
             correction = self.by.get(key)
@@ -145,7 +150,7 @@ class CostCorrections:
         return math.exp(mean), spread
 
     def unknown(self, version: str, operator: str) -> float:
-        """Return the fraction of uncertainty that replays of this version have not removed; 1 is all.
+        """Return which fraction of the uncertainty is left after the replays of a version; 1 if there were none.
 
         >>> CostCorrections().unknown("v", "DP")
         1.0
@@ -155,9 +160,9 @@ class CostCorrections:
 
 
 def refine(corrections: CostCorrections, predicted: Segment, real: float) -> CostCorrections:
-    """Return the corrections with one more replay taken into account.
+    """Return the corrections after a replay of the segment `predicted` that took `real` seconds.
 
-    `predicted.seconds` is the prediction that was made, corrections included.
+    `predicted.seconds` is the prediction that was made with `corrections`.
 
     >>> from rearview.model import Operator
     >>> segment = Segment("r", "v", Operator.INNER, seconds=10.0)
@@ -181,17 +186,20 @@ def refine(corrections: CostCorrections, predicted: Segment, real: float) -> Cos
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Ratios by which the measurements of a run are converted to the machine that replays it."""
+    """Ratios that convert measurements of the recording machine to the machine that replays."""
 
     compute: float = 1.0
+    """Seconds of computing on the machine that replays, per second on the machine that recorded."""
     reading: float = 1.0
+    """Like `compute`, for seconds of reading."""
     read: float = DEFAULT_READ
-    """MB/s of the machine that replays."""
+    """Reading speed of the machine that replays, in MB/s."""
     share: float = 0.0
+    """Relative error of predictions that use these ratios."""
 
 
 def speed(recorded: Machine | None, replaying: Machine | None) -> Speed:
-    """Return the ratios between two machines; unknown ones count as equal, with a larger error.
+    """Return the ratios between two machines; 1 with a larger error if they cannot be compared.
 
     >>> old, new = Machine("a", {"numpy": 2.0}, 100.0), Machine("b", {"numpy": 1.0}, 400.0)
     >>> speed(old, new)
@@ -209,7 +217,7 @@ def speed(recorded: Machine | None, replaying: Machine | None) -> Speed:
         return Speed(read=read, share=ERROR_UNMEASURED)
     ratios = [math.log(replaying.kernels[name] / recorded.kernels[name]) for name in common_kernels]
     mean = sum(ratios) / len(ratios)
-    # how much the ratios of the measured computations differ shows how wrong they may be for another one
+    # if the ratios of the measured kernels differ much, the ratio of another computation may differ as much
     largest_difference = max(abs(ratio - mean) for ratio in ratios)
     reading = recorded.read / read if recorded.read else 1.0
     return Speed(math.exp(mean), reading, read, max(ERROR_MEASURED, largest_difference))
@@ -247,9 +255,9 @@ class CostModel:
         return self._each + checkpoint.nbytes * self._per_byte
 
     def corrected(self, raw: Prediction, operator: str) -> Prediction:
-        """Return a prediction corrected by earlier replays.
+        """Return the prediction `raw`, corrected by what earlier replays really took.
 
-        The more often this version was replayed here, the less the ratio of the machines is in doubt.
+        With each replay of this version on this machine, the error of the ratio between the machines counts less.
         """
         version = self.facts.version
         factor, share = self.corrections.factor(version, operator)

@@ -1,7 +1,7 @@
-"""Which parts of each iteration of a run's outermost loop must run to fill the requested values.
+"""Find which parts of each iteration of a run's outermost loop must run to fill the requested values.
 
-The `Axis` of a run says when its iterations were computed and from which checkpoints a replay can start.
-The `Demand` collects, request by request, which iterations must be executed.
+The `Axis` of a run tells when each iteration was computed, and from which checkpoints a replay can start.
+The `Demand` collects from all requests which iterations must run.
 """
 
 from __future__ import annotations
@@ -23,28 +23,29 @@ from rearview.plan.facts import (
 )
 
 BITS = 48
-"""A place in a run is one number, so that a million of them can be compared quickly. The bits above these
-are the iteration of the outermost loop. The bits below are 0 before its inner loop, i + 1 at iteration i
-of the inner loop, and END after it.
+"""Number of low bits of a place. A place in a run is one number, so that a million places can be compared quickly.
+The high bits are the iteration of the outermost loop. The low bits are 0 before the inner loop, i + 1 at
+iteration i of the inner loop, and END after the inner loop.
 """
 END = (1 << BITS) - 1
 
 
-ReplayStart = tuple[int, float, float, tuple[CheckpointFacts, ...]]
+StartPlace = tuple[int, float, float, tuple[CheckpointFacts, ...]]
 """A place where a replay can begin: (place, time, cost, checkpoints).
 
-`time` is on the axis: seconds of computing since the outermost loop began. `cost` is what it takes
-to get there in a process that has done its set-up. It is reached by the program's start or by restoring
-a complete checkpoint; a partial one is only compared with (docs/decisions/partial-checkpoints.md).
-It is a plain tuple, because a long history has a million of them.
+A replay begins at the start of the program, or restores complete `checkpoints`; partial checkpoints are only compared
+(docs/decisions/partial-checkpoints.md). `time` is when the run was at the place, in seconds of computing since the
+outermost loop began. `cost` is how many seconds a process needs to get there after its set-up. A start place is a
+plain tuple, because a long history has a million of them.
 """
-START: ReplayStart = (0, 0.0, 0.0, ())
+START: StartPlace = (0, 0.0, 0.0, ())
 
 
 class Axis:
-    """The outermost loop of a run on an axis of seconds, with the places where a replay can start.
+    """The outermost loop of a run as a time axis in seconds, with the places where a replay can start.
 
-    Of several inner loops, only one is considered; it is assumed to come first in each iteration.
+    If there are several inner loops, the axis has only one of them, and assumes that this one comes first in each
+    iteration.
     """
 
     def __init__(self, cost: CostModel, inner_name: str | None = None) -> None:
@@ -54,6 +55,7 @@ class Axis:
         self.name = main.name if main else None
         self.seconds = [value * pace for value in main.seconds] if main else []
         self.edges = list(accumulate(self.seconds, initial=0.0))
+        """When each iteration begins; at the end, when the last iteration ends."""
         count = len(self.seconds)
         named = [loop for loop in facts.loops[1:] if loop.name == inner_name]
         inner = next(iter(named or facts.loops[1:]), None)
@@ -70,14 +72,14 @@ class Axis:
         self._begins: dict[int, CheckpointFacts] = {}
         self._ends: dict[int, CheckpointFacts] = {}
         self._middles: dict[int, list[tuple[int, CheckpointFacts]]] = {}
-        self.at_begin: list[ReplayStart] = []
-        """Outer iteration -> the best replay start at or before its beginning."""
-        self.at_end: list[ReplayStart] = []
-        """Outer iteration -> the best replay start at or before the end of its inner loop."""
+        self.at_begin: list[StartPlace] = []
+        """Outer iteration -> the start place from which its beginning is reached soonest."""
+        self.at_end: list[StartPlace] = []
+        """Outer iteration -> the start place from which the end of its inner loop is reached soonest."""
 
     def find_starts(self) -> None:
-        """Find the places where a replay can start; a question about the set-up alone does not need them."""
-        self._sort(self.cost.facts.checkpoints)
+        """Fill `at_begin` and `at_end`, which only questions about iterations or the code after the loop need."""
+        self._sort_checkpoints(self.cost.facts.checkpoints)
         self._find_best_starts()
 
     @property
@@ -86,11 +88,11 @@ class Axis:
         return len(self.seconds)
 
     def pace(self, iteration: int) -> float:
-        """Return the seconds of one inner iteration."""
+        """Return the mean seconds of one inner iteration in an outer `iteration`."""
         return self.inner[iteration] / max(self.counts[iteration], 1)
 
-    def before(self, iteration: int, inner: int) -> ReplayStart:
-        """Return the replay start from which an inner iteration is reached soonest."""
+    def best_start_before(self, iteration: int, inner: int) -> StartPlace:
+        """Return the start place from which iteration `inner` of the inner loop is reached soonest."""
         best = self.at_begin[iteration]
         for index, checkpoint in self._middles.get(iteration, ()):
             if index > inner:
@@ -102,8 +104,8 @@ class Axis:
                 best = ((iteration << BITS) + index + 1, time, cost, (checkpoint,))
         return best
 
-    def _sort(self, checkpoints: Sequence[CheckpointFacts]) -> None:
-        """Sort complete checkpoints by their place; those of other loops are left out."""
+    def _sort_checkpoints(self, checkpoints: Sequence[CheckpointFacts]) -> None:
+        """Sort the complete checkpoints of the outermost and of the inner loop by their place."""
         name, inner, count = self.name, self.inner_name, self.count
         begins, ends, middles = self._begins, self._ends, self._middles
         for checkpoint in checkpoints:
@@ -123,9 +125,9 @@ class Axis:
             in_iteration.sort(key=lambda item: item[0])
 
     def _find_best_starts(self) -> None:
-        """Find, for each iteration, the replay start from which it is reached soonest.
+        """Find the start place from which each iteration is reached soonest.
 
-        A late checkpoint that is slow to restore can lose against an earlier one.
+        If the nearest checkpoint is slow to restore, this may be an earlier one.
         """
         restore, edges, inner = self.cost.restore, self.edges, self.inner
         begins, ends, middles = self._begins, self._ends, self._middles
@@ -141,7 +143,7 @@ class Axis:
                     least, best = cost - time, (place, time, cost, (checkpoint,))
             at_begin(best)
             if k in middles:
-                reach = self.before(k, middles[k][-1][0])
+                reach = self.best_start_before(k, middles[k][-1][0])
                 if reach[2] - reach[1] <= least:
                     least, best = reach[2] - reach[1], reach
             checkpoint = ends.get(k)
@@ -152,12 +154,12 @@ class Axis:
             at_end(best)
 
 
-# what must run in one iteration of the outermost loop: plain numbers, because there are many of them
+# what must run in one iteration of the outermost loop: plain numbers, because there may be a million iterations
 NONE = 0
 HEAD = 1
-"""The code before its inner loop."""
+"""The code before the inner loop."""
 TAIL = 2
-"""The code after its inner loop."""
+"""The code after the inner loop."""
 RUN = 4
 """The inner loop itself, or the whole iteration if there is no inner loop."""
 
@@ -168,28 +170,32 @@ class Demand:
     def __init__(self, axis: Axis, facts: RunFacts) -> None:
         self.axis = axis
         self.facts = facts
-        self.by: dict[int, int] = {}
+        self.needs: dict[int, int] = {}
+        """Outer iteration -> what must run in it, a sum of HEAD, TAIL and RUN."""
         self.low: dict[int, int] = {}
+        """Outer iteration -> its first requested inner iteration."""
         self.high: dict[int, int | None] = {}
+        """Outer iteration -> the end of its requested inner iterations; None means the end of the inner loop."""
         self.inner: dict[str, tuple[int, int | None]] = {}
+        """Inner loop -> the range that contains all its requested iterations."""
         self.within: InnerIterations | None = None
         self.not_entered_inside: set[int] = set()
-        """Iterations that a replay may not enter in the middle."""
+        """Outer iterations whose inner loop a replay may only enter at its first iteration."""
         self.setup = self.after = self.whole = False
         self.cells = self.nbytes = 0
-        self.about = False
-        """The number of cells is partly a guess."""
-        self.least = False
-        """There are more cells than were counted."""
+        self.approximate = False
+        """Whether the number of cells is partly a guess."""
+        self.at_least = False
+        """Whether there may be more cells than were counted."""
 
     def add(self, request: ValueRequest) -> str:
-        """Add one request; return why it cannot be met, or ''."""
+        """Add a request; return why the run cannot answer it, or an empty text."""
         if not request.loops:
             if request.at:
                 return _not_in_loop(request, request.at[0].loop)
             self.cells += 1
             self.nbytes += request.cell_bytes
-            self.least |= request.several
+            self.at_least |= request.uncounted
             if request.place == "before" or self.axis.name is None:
                 self.setup = True
                 return ""
@@ -200,20 +206,20 @@ class Demand:
                 )
             self.after = True
             self.whole |= request.depth is not None and request.depth < 0
-            # it reads values that are collected in the loop, so all iterations must run
+            # the statement reads values that are collected in the loop, so all iterations must run
             self.whole |= request.feeds
             return ""
-        return self._in_loops(request)
+        return self._add_in_loops(request)
 
-    def _in_loops(self, request: ValueRequest) -> str:
+    def _add_in_loops(self, request: ValueRequest) -> str:
         axis = self.axis
         if axis.name != request.loops[0]:
             return (
                 f"the run has no loop `{name_of(request.loops[0])}` "
                 f"(its outermost loop is `{name_of(axis.name or '')}`)"
             )
-        shown = columns_of(request.loops)
-        outer = next((at for at in request.at if at.loop == shown[0]), None)
+        loop_names = columns_of(request.loops)
+        outer = next((at for at in request.at if at.loop == loop_names[0]), None)
         iterations: Iterable[int] = range(axis.count)
         if outer is not None:
             values = self.facts.loops[0].values
@@ -222,28 +228,28 @@ class Demand:
                 listed = _values_text(values)
                 listed = listed or f", 0 to {axis.count - 1}; a range is written {outer.loop}=1:3"
                 return f"the run has no iteration {outer}: it has {axis.count}{listed}"
-        if request.missing is not None:
-            iterations = [k for k in iterations if k in request.missing]
-        strange = [at.loop for at in request.at if at.loop not in shown]
-        if strange:
-            return _not_in_loop(request, strange[0])
+        if request.missing_iterations is not None:
+            iterations = [k for k in iterations if k in request.missing_iterations]
+        foreign_loops = [at.loop for at in request.at if at.loop not in loop_names]
+        if foreign_loops:
+            return _not_in_loop(request, foreign_loops[0])
         self.whole |= request.depth is not None and request.depth < 1 and bool(iterations)
-        inner = [at for at in request.at if at.loop != shown[0]]
+        inner = [at for at in request.at if at.loop != loop_names[0]]
         if len(request.loops) == 1:
             need = {"before": HEAD, "after": TAIL, "between": TAIL}.get(request.place, RUN)
-            self._note(iterations, RUN if request.feeds else need, request)
+            self._require(iterations, RUN if request.feeds else need, request)
             return ""
         if not inner and request.within is None:
-            self._note(iterations, RUN, request)
+            self._require(iterations, RUN, request)
             return ""
         self.within = request.within
-        return self._inner(iterations, request)
+        return self._add_inner_iterations(iterations, request)
 
-    def _note(self, iterations: Iterable[int], need: int, request: ValueRequest) -> None:
-        by = self.by
+    def _require(self, iterations: Iterable[int], need: int, request: ValueRequest) -> None:
+        needs = self.needs
         for k in iterations:
-            by[k] = by.get(k, NONE) | need
-        cells = self._count(iterations, request)
+            needs[k] = needs.get(k, NONE) | need
+        cells = self._count_cells(iterations, request)
         if need == RUN:
             self.low.update(dict.fromkeys(iterations, 0))
             self.high.update(dict.fromkeys(iterations))
@@ -252,8 +258,8 @@ class Demand:
         if len(request.loops) > 1 and request.depth == 1:
             self.not_entered_inside.update(iterations)
 
-    def _count(self, iterations: Iterable[int], request: ValueRequest) -> int:
-        """Return the number of cells in some iterations of the outermost loop."""
+    def _count_cells(self, iterations: Iterable[int], request: ValueRequest) -> int:
+        """Return the number of cells in `iterations` of the outermost loop."""
         depth = len(request.loops)
         if depth == 1:
             return sum(1 for _ in iterations)
@@ -263,33 +269,33 @@ class Demand:
         if depth > 2:
             below = request.loops[1:]
             deep = self.facts.deep.get(below) or self.facts.deep.get(tuple(map(name_of, below)))
-        self.least |= deep is None
+        self.at_least |= deep is None
         loop = deep or inner
         if loop is None:
             return sum(1 for _ in iterations)
         counts, counted = loop.counts, loop.counted
         if isinstance(iterations, range):  # all iterations: the usual question over a long history
             iterations = range(min(len(iterations), len(counts)))
-            self.about |= not (counted.start <= 0 and len(iterations) <= counted.stop)
+            self.approximate |= not (counted.start <= 0 and len(iterations) <= counted.stop)
             return sum(counts[: len(iterations)])
-        self.about |= any(k not in counted for k in iterations)
+        self.approximate |= any(k not in counted for k in iterations)
         return sum(counts[k] for k in iterations if k < len(counts))
 
-    def _inner(self, iterations: Iterable[int], request: ValueRequest) -> str:
+    def _add_inner_iterations(self, iterations: Iterable[int], request: ValueRequest) -> str:
         loop = request.loops[1]
-        shown = columns_of(request.loops)
-        at = next((a for a in request.at if a.loop == shown[1]), None)
+        loop_names = columns_of(request.loops)
+        at = next((a for a in request.at if a.loop == loop_names[1]), None)
         facts = next((f for f in self.facts.loops if f.name == loop), None)
         values = facts.values if facts is not None else None
-        # if the target's values differ each time, any iteration may be the selected one
+        # if the values of the target differ at each entry, any iteration may be the selected one
         selection = None if facts is not None and facts.varied else at
         any_selected = False
         most_inner = max(self.axis.counts, default=0)
         for k in iterations:
             is_counted = facts is None or k in facts.counted
-            # not counted there: assume the largest number that was counted anywhere
+            # if the inner iterations were not counted, assume the largest number that was counted anywhere
             count = self.axis.counts[k] if is_counted else most_inner
-            self.about |= not is_counted
+            self.approximate |= not is_counted
             inner_indices = (
                 list(range(count)) if selection is None else selection.indices(count, values)
             )
@@ -300,15 +306,15 @@ class Demand:
             any_selected = True
             low, high = inner_indices[0], inner_indices[-1] + 1
             already_added = k in self.low
-            self.by[k] = self.by.get(k, NONE) | RUN
+            self.needs[k] = self.needs.get(k, NONE) | RUN
             last = self.high.get(k, 0) if already_added else high
             self.low[k] = min(low, self.low[k]) if already_added else low
             self.high[k] = None if last is None else max(high, last)
             cells = len(inner_indices)
             if len(request.loops) > 2:
-                # how the deeper iterations are distributed is not known: assume evenly
-                cells = round(self._count([k], request) * cells / count)
-                self.about |= len(inner_indices) < count
+                # assume that the iterations of deeper loops are evenly distributed over the inner iterations
+                cells = round(self._count_cells([k], request) * cells / count)
+                self.approximate |= len(inner_indices) < count
             self.cells += cells
             self.nbytes += request.cell_bytes * cells
             if request.depth == 1:
@@ -317,32 +323,32 @@ class Demand:
                 bound = (
                     high if selection and (selection.single or selection.last is not None) else None
                 )
-                self._limit(loop, (low, bound))
+                self._extend_inner_range(loop, (low, bound))
         if not (
             any_selected or at is None or any(at.indices(n, values) for n in set(self.axis.counts))
         ):
             return (
                 f"the run has no iteration {at}: "
-                f"`{shown[1]}` has at most {most_inner} in each `{shown[0]}`{_values_text(values)}"
+                f"`{loop_names[1]}` has at most {most_inner} in each `{loop_names[0]}`{_values_text(values)}"
             )
         return ""
 
-    def _limit(self, loop: str, span: tuple[int, int | None]) -> None:
-        """Extend the range of an inner loop so that it covers `span` too."""
+    def _extend_inner_range(self, loop: str, span: tuple[int, int | None]) -> None:
+        """Extend the requested range of an inner loop so that it contains `span`."""
         first, last = self.inner.get(loop, span)
         high = None if last is None or span[1] is None else max(last, span[1])
         self.inner[loop] = (min(first, span[0]), high)
 
 
 def _not_in_loop(request: ValueRequest, loop: str) -> str:
-    """Return the reason for a request that selects iterations of a loop that is not around the statement."""
+    """Return why a request cannot be answered that selects iterations of a `loop` that is not around the statement."""
     loops = [f"`{name_of(each)}`" for each in request.loops]
     around = f"only in {' and '.join(loops)}" if loops else "but outside all loops"
     return f"`{request.names[0]}` is not logged in a loop `{loop}`, {around}"
 
 
 def _values_text(values: Sequence[TargetValue] | None) -> str:
-    """Return the values of a loop's target, as the end of a sentence.
+    """Return text that lists the first values of a loop's target, to end a sentence.
 
     >>> _values_text(["a", "b"]), _values_text(None), _values_text(range(9))
     (': a, b', '', ': 0, 1, 2, 3, 4 and so on')

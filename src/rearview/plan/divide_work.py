@@ -1,7 +1,7 @@
 """Divide the work of a survey into segments for several workers.
 
-The work is balanced by predicted seconds and kept in the order of priorities. The first half of the module
-only handles seconds: when each segment ends, a lower bound, equal shares.
+All workers get about the same predicted seconds, and runs of higher priority come first. The first functions only
+handle seconds: when each segment ends, the shortest possible time, shares of equal length.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from rearview.plan.cost import Prediction
 from rearview.plan.replay import Survey, Work, gc_disabled, operator_of
 
 TimedAtoms = tuple[float, int, int]
-"""(seconds, first atom, last atom)."""
+"""(seconds, first atom, end): the atoms `first <= i < end` of a run, and how long they take."""
 MAX_EXCHANGES, MAX_CANDIDATES = 200, 16
-"""Most exchanges that are tried, and the number of emptiest shares with which they are tried."""
+"""Most exchanges of atoms between shares; how many of the emptiest shares are considered for each exchange."""
 UNEVENNESS = 0.001
-"""Fraction of the mean by which the fullest share may exceed it."""
+"""Fraction of the mean load by which the fullest share may exceed the mean."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """When each segment ends if workers take them in order."""
+    """When each segment ends if workers take the segments in order."""
 
     ends: tuple[float, ...]
     workers: int
@@ -39,7 +39,7 @@ class Schedule:
 
 
 def schedule(seconds: Sequence[float], workers: int) -> Schedule:
-    """Return when each segment ends if every free worker takes the next one.
+    """Return when each segment ends if a free worker always takes the next segment.
 
     >>> schedule([3.0, 2.0, 2.0], workers=2).ends
     (3.0, 2.0, 4.0)
@@ -56,7 +56,8 @@ def schedule(seconds: Sequence[float], workers: int) -> Schedule:
 def lower_bound(seconds: Sequence[float], workers: int) -> float:
     """Return a time that no schedule of these segments can beat.
 
-    It is at least the mean. And of the `k * workers + 1` longest segments, some worker gets `k + 1`.
+    The time is at least the mean load of a worker. And of the `k * workers + 1` longest segments, some worker
+    must run `k + 1`.
 
     >>> lower_bound([1.0] * 5, workers=4)
     2.0
@@ -75,7 +76,7 @@ def lower_bound(seconds: Sequence[float], workers: int) -> float:
 
 
 def balance(timed_atoms: list[TimedAtoms], count: int) -> list[list[TimedAtoms]]:
-    """Return `timed_atoms` in `count` shares of nearly equal seconds; they must be sorted, longest first.
+    """Divide `timed_atoms`, sorted by length with the longest first, into `count` shares of nearly equal seconds.
 
     >>> shares = balance([(3.0, 0, 1), (3.0, 1, 2), (2.0, 2, 3), (2.0, 3, 4), (2.0, 4, 5)], 2)
     >>> sorted(sum(seconds for seconds, _, _ in share) for share in shares)
@@ -112,7 +113,11 @@ def balance(timed_atoms: list[TimedAtoms], count: int) -> list[list[TimedAtoms]]
 def _exchange(
     shares: list[list[TimedAtoms]], loads: list[float], full: int
 ) -> tuple[int, TimedAtoms, TimedAtoms | None] | None:
-    """Return (other share, atom to give to it, atom to take from it) that lowers the fullest share most."""
+    """Return the exchange that lowers the load of the fullest share `full` most, or None if no exchange lowers it.
+
+    It consists of the number of an emptier share, the atoms to give to that share, and the atoms to take from that
+    share, or None to take nothing.
+    """
     best, least_load = None, loads[full] - 1e-9
     giving = sorted(shares[full])
     for emptier in sorted(range(len(shares)), key=loads.__getitem__)[:MAX_CANDIDATES]:
@@ -122,7 +127,7 @@ def _exchange(
         taking = sorted(shares[emptier])
         lengths = [seconds for seconds, _, _ in taking]
         for give in giving:
-            # the two candidates around the ideal length are the best to take
+            # the best atoms to take are the two whose lengths are next to the ideal length
             at = bisect_left(lengths, give[0] - ideal)
             for take in (None, *taking[max(0, at - 1) : at + 1]):
                 change = give[0] - (take[0] if take is not None else 0.0)
@@ -137,91 +142,96 @@ def _exchange(
 AtomRanges = tuple[tuple[int, int], ...]
 """Ranges of atoms, `first <= i < last`, that one process executes in order: the content of one segment."""
 PER_WORKER = (0.125, 0.25, 0.5, 1, 1.2, 1.5, 1.75, 2, 2.5, 3, 4, 6)
-"""How many segments per worker are tried."""
+"""Numbers of segments per worker with which a division of the work is tried."""
 MAX_TRIES = 16
-"""Segment lengths that are tried to fill all workers."""
+"""Most segment lengths that are tried to fill all workers."""
 EXTRA_TIME = 0.01
-"""Fraction by which a plan may take longer so that workers that are added later find segments."""
+"""Fraction by which a plan may take longer so that there are segments for workers that are added later."""
 MIN_GAIN = 0.005
-"""Fraction of its time by which a plan that computes more must end sooner."""
+"""Fraction of its duration by which a plan must end sooner than another one to be worth more computing."""
 GAIN_PER_SECOND = 2 / 3
 """Seconds by which a plan must end sooner for each additional second of computing per worker."""
 NOTICED = 0.5
-"""Seconds below which it is not worth dividing a run, or restoring checkpoints instead of running again."""
+"""Seconds that must be saved to make it worth dividing a run, or restoring checkpoints instead of running again."""
 RISK = 0.05
-"""Fraction of a rerun's time that restoring must save as well, because a failed restore costs a rerun in addition."""
+"""Fraction of a rerun's time that restoring must save at least, because after a failed restore the run runs again."""
 
 
 def shortest_possible(survey: Survey, workers: int) -> float:
-    """Return a time that no plan can beat; atoms between two cuts are never divided."""
-    pieces: list[float] = []
+    """Return a time that no plan can beat, because the blocks of `_RunDivider.blocks` are never divided."""
+    blocks: list[float] = []
     start = min((work.startup.seconds for work in survey.work), default=0.0)
     for work in survey.work:
-        sums = list(accumulate(work.going, initial=0.0))
-        ends = [*work.cuts, len(work.going)]
-        pieces.extend(sums[b] - sums[a] for a, b in pairwise(ends))
-    return start + lower_bound(pieces, workers)
+        sums = list(accumulate(work.warm_seconds, initial=0.0))
+        ends = [*work.start_atoms, len(work.warm_seconds)]
+        blocks.extend(sums[b] - sums[a] for a, b in pairwise(ends))
+    return start + lower_bound(blocks, workers)
 
 
-class _Cutter:
-    """Divides the atoms of one run into ranges, each for one process."""
+class _RunDivider:
+    """Divides the atoms of one run into segments.
+
+    Only at some atoms can another process start without repeating work (`Work.start_atoms`). The atoms from one of
+    these up to the next are a block, which is never divided.
+    """
 
     def __init__(self, work: Work) -> None:
         self.work = work
-        self.sums = list(accumulate(work.going, initial=0.0))
+        self.sums = list(accumulate(work.warm_seconds, initial=0.0))
         self.start = work.startup.seconds
         self.shareable = min(work.facts.shareable * work.cost.speed.compute, self.start)
-        self.total = len(work.going)
-        self.ends = [*work.cuts, self.total]
+        self.total = len(work.warm_seconds)
+        self.ends = [*work.start_atoms, self.total]
 
-    def cost(self, piece: AtomRanges) -> float:
+    def cost(self, ranges: AtomRanges) -> float:
         """Return the seconds of a process that executes these ranges of atoms."""
-        spent, cold, sums = self.start, self.work.cold, self.sums
-        for first, last in piece:
+        spent, cold, sums = self.start, self.work.cold_seconds, self.sums
+        for first, last in ranges:
             if first < last:
                 spent += cold[first] + sums[last] - sums[first + 1]
         return spent
 
-    def cut(self, limit: float) -> list[AtomRanges]:
-        """Return consecutive segments, each as long as `limit` allows and at least one cut long."""
-        cuts, cold, sums = self.ends, self.work.cold, self.sums
+    def divide_by_limit(self, limit: float) -> list[AtomRanges]:
+        """Return consecutive segments, each as long as `limit` seconds allow and at least one block long."""
+        starts, cold, sums = self.ends, self.work.cold_seconds, self.sums
         segments: list[AtomRanges] = []
         at = 0
-        while at < len(cuts) - 1:
-            first = cuts[at]
+        while at < len(starts) - 1:
+            first = starts[at]
             room = limit - self.start - cold[first] + sums[first + 1]
             reach = bisect_right(sums, room) - 1
-            to = max(bisect_right(cuts, reach) - 1, at + 1)
-            segments.append(((first, cuts[to]),))
+            to = max(bisect_right(starts, reach) - 1, at + 1)
+            segments.append(((first, starts[to]),))
             at = to
         return segments or [((0, 0),)]
 
     def divide_evenly(self, count: int, limit: float) -> list[AtomRanges]:
-        """Return at most `count` consecutive segments that are as even as possible."""
+        """Return at most `count` consecutive segments, whose longest one is as short as possible."""
         if count == 1:
             return [((0, self.total),)]
         low, high = 0.0, limit
         for _ in range(24):
             middle = (low + high) / 2
-            if len(self.cut(middle)) <= count:
+            if len(self.divide_by_limit(middle)) <= count:
                 high = middle
             else:
                 low = middle
-        return self.cut(high)
+        return self.divide_by_limit(high)
 
     def scatter(self, count: int) -> list[AtomRanges]:
-        """Return `count` segments of ranges from the whole run; they are more even than consecutive ones.
+        """Return `count` segments, each with several ranges from all over the run.
 
-        A process reaches its next range by restoring a checkpoint, which is cheaper than starting another process.
+        Their lengths are more equal than those of consecutive segments. A process reaches its next range by
+        restoring a checkpoint, which is cheaper than starting another process.
         """
-        shares = balance(self.between_cuts(), count)
+        shares = balance(self.blocks(), count)
         return [_join_adjacent(sorted((a, b) for _, a, b in share)) for share in shares if share]
 
     def fill(self, limit: float) -> list[AtomRanges]:
-        """Return segments of at most `limit` seconds, all but the last of them nearly full."""
+        """Return segments of at most `limit` seconds; all but the last segment are nearly that long."""
         rooms: list[tuple[float, int]] = []
         shares: list[list[tuple[int, int]]] = []
-        for seconds, first, last in self.between_cuts():
+        for seconds, first, last in self.blocks():
             at = bisect_left(rooms, (seconds, -1))
             room, number = rooms.pop(at) if at < len(rooms) else (limit - self.start, len(shares))
             if number == len(shares):
@@ -230,9 +240,9 @@ class _Cutter:
             insort(rooms, (room - seconds, number))
         return [_join_adjacent(sorted(share)) for share in shares] or [((0, self.total),)]
 
-    def between_cuts(self) -> list[TimedAtoms]:
-        """Return the atoms between two cuts, each with the cost of starting there, the longest first."""
-        cold, sums = self.work.cold, self.sums
+    def blocks(self) -> list[TimedAtoms]:
+        """Return the blocks of the run, each with its seconds in a process that starts with the block; longest first."""
+        cold, sums = self.work.cold_seconds, self.sums
         timed_atoms = [(cold[a] + sums[b] - sums[a + 1], a, b) for a, b in pairwise(self.ends)]
         return sorted(timed_atoms, reverse=True)
 
@@ -256,40 +266,40 @@ def divide(
     growth: int = 1,
     rerun: bool = False,
 ) -> Plan:
-    """Return the plan that ends first on `workers`, in the order of priorities.
+    """Return the plan that ends first on `workers`; its segments are ordered by priority.
 
-    A run is divided only where a process can start without repeating work. More and smaller segments
-    balance better, but each pays for its start, so several sizes are tried. With `budget`, only segments
-    that end within that many seconds are planned. `growth` asks for segments for that many times the
-    workers, so that workers that are added later find some, as long as that costs almost nothing. With
+    A run is divided only where a process can start without repeating work. With more and smaller segments, the
+    workers end more equally, but each segment costs a start, so several sizes are tried. With a `budget`, the plan
+    has only segments that end within `budget` seconds. With a `growth` above 1, the plan has up to
+    `growth * workers` segments if they cost almost nothing more, so that workers can be added later. With
     `rerun`, a run runs again from its start in one process if restoring would not be noticeably faster.
     """
-    cutters = [_Cutter(work) for work in survey.work]
-    best = _in_order(cutters, [[((0, cutter.total),)] for cutter in cutters])
-    spent, total = _duration_and_cost(cutters, best, workers)
-    for pieces in _candidate_divisions(cutters, workers) if workers > 1 else ():
-        tried = _in_order(cutters, pieces)
-        took, computing = _duration_and_cost(cutters, tried, workers)
-        if spent - took > _least_gain(computing - total, spent, workers):
-            best, spent, total = tried, took, computing
+    dividers = [_RunDivider(work) for work in survey.work]
+    best = _in_order(dividers, [[((0, divider.total),)] for divider in dividers])
+    spent, total = _duration_and_cost(dividers, best, workers)
+    for divisions in _candidate_divisions(dividers, workers) if workers > 1 else ():
+        division = _in_order(dividers, divisions)
+        duration, computing = _duration_and_cost(dividers, division, workers)
+        if spent - duration > _least_gain(computing - total, spent, workers):
+            best, spent, total = division, duration, computing
     if len(best) < growth * workers:
-        best = _divide_further(cutters, best, workers, growth * workers)
+        best = _divide_further(dividers, best, workers, growth * workers)
     counts = Counter(i for i, _ in best)
     segments = [
-        _rerun(cutters[i])
-        if rerun and counts[i] == 1 and not _worth_restoring(cutters[i], piece)
-        else _segment(cutters[i], piece)
-        for i, piece in best
+        _rerun(dividers[i])
+        if rerun and counts[i] == 1 and not _worth_restoring(dividers[i], ranges)
+        else _segment(dividers[i], ranges)
+        for i, ranges in best
     ]
     if budget is not None:
         ends = schedule([segment.seconds for segment in segments], workers).ends
-        kept = next((i for i, end in enumerate(ends) if end > budget), len(segments))
-        segments = segments[:kept]
+        count_in_budget = next((i for i, end in enumerate(ends) if end > budget), len(segments))
+        segments = segments[:count_in_budget]
     return Plan(tuple(segments), survey.refusals)
 
 
 def _least_gain(added: float, spent: float, workers: int) -> float:
-    """Return how many seconds sooner than `spent` a plan must end to be worth `added` computing.
+    """Return how much sooner than after `spent` seconds a plan must end to be worth `added` seconds of computing.
 
     >>> _least_gain(3.0, 5.0, workers=2), _least_gain(0.3, 5.0, workers=2), _least_gain(-3.0, 5.0, workers=2)
     (1.0, 0.5, -1.0)
@@ -300,20 +310,20 @@ def _least_gain(added: float, spent: float, workers: int) -> float:
     return max(price, NOTICED, MIN_GAIN * spent)
 
 
-def _worth_restoring(cutter: _Cutter, piece: AtomRanges) -> bool:
-    """Return True if restoring checkpoints is noticeably faster than a rerun."""
-    work = cutter.work
-    saved = work.rerun - cutter.cost(piece)
+def _worth_restoring(divider: _RunDivider, ranges: AtomRanges) -> bool:
+    """Return True if a process that restores checkpoints is noticeably faster than a rerun of the run."""
+    work = divider.work
+    saved = work.rerun - divider.cost(ranges)
     return saved >= max(NOTICED, RISK * work.rerun) or not work.iterations
 
 
-def _rerun(cutter: _Cutter) -> Segment:
-    """Return a segment that restores nothing and does all the work of one run."""
-    work = cutter.work
-    planned = _segment(cutter, ((0, cutter.total),))
-    seconds = work.rerun - cutter.start
-    own = Prediction(seconds, seconds * work.noise).times(1.0, share=work.cost.speed.share)
-    guess = work.cost.corrected(work.startup + own, Operator.FULL)
+def _rerun(divider: _RunDivider) -> Segment:
+    """Return one segment with all the work of a run; it starts with the program and restores nothing."""
+    work = divider.work
+    planned = _segment(divider, ((0, divider.total),))
+    seconds = work.rerun - divider.start
+    computing = Prediction(seconds, seconds * work.noise).times(1.0, share=work.cost.speed.share)
+    guess = work.cost.corrected(work.startup + computing, Operator.FULL)
     return replace(
         planned,
         operator=Operator.FULL,
@@ -327,109 +337,121 @@ def _rerun(cutter: _Cutter) -> Segment:
     )
 
 
-def _candidate_divisions(cutters: list[_Cutter], workers: int) -> Iterator[list[list[AtomRanges]]]:
-    """Yield ways to divide all runs, the fewest segments first."""
+def _candidate_divisions(
+    dividers: list[_RunDivider], workers: int
+) -> Iterator[list[list[AtomRanges]]]:
+    """Yield ways to divide all runs, beginning with few segments; each has a list of segments for every run."""
     for share in PER_WORKER:
-        limit = _limit(cutters, int(share * workers))
+        limit = _limit(dividers, int(share * workers))
         if limit is None:
             continue
-        counts = [(cutter, len(cutter.cut(limit))) for cutter in cutters]
-        yield [cutter.divide_evenly(count, limit) for cutter, count in counts]
+        counts = [(divider, len(divider.divide_by_limit(limit))) for divider in dividers]
+        yield [divider.divide_evenly(count, limit) for divider, count in counts]
         yield [
-            cutter.scatter(count) if count > 1 else cutter.cut(limit) for cutter, count in counts
+            divider.scatter(count) if count > 1 else divider.divide_by_limit(limit)
+            for divider, count in counts
         ]
-    if 0 < len(cutters) <= workers:
-        yield _fill_workers(cutters, workers)
+    if 0 < len(dividers) <= workers:
+        yield _fill_workers(dividers, workers)
 
 
-def _fill_workers(cutters: list[_Cutter], workers: int) -> list[list[AtomRanges]]:
-    """Return segments that fill one worker each; the remainders of several runs fill one together."""
-    high = sum(cutter.start + cutter.sums[-1] for cutter in cutters)
+def _fill_workers(dividers: list[_RunDivider], workers: int) -> list[list[AtomRanges]]:
+    """Return segments of nearly equal length, one for each worker; only the last segment of each run is shorter.
+
+    One worker runs the short segments of several runs.
+    """
+    high = sum(divider.start + divider.sums[-1] for divider in dividers)
     low = high / workers
-    best_division = [cutter.fill(high) for cutter in cutters]
+    best_division = [divider.fill(high) for divider in dividers]
     for _ in range(MAX_TRIES):
         middle = (low + high) / 2
-        tried = [cutter.fill(middle) for cutter in cutters]
-        if _duration_and_cost(cutters, _in_order(cutters, tried), workers)[0] <= middle:
-            high, best_division = middle, tried
+        division = [divider.fill(middle) for divider in dividers]
+        if _duration_and_cost(dividers, _in_order(dividers, division), workers)[0] <= middle:
+            high, best_division = middle, division
         else:
             low = middle
     return best_division
 
 
 def _divide_further(
-    cutters: list[_Cutter], best: list[tuple[int, AtomRanges]], workers: int, max_segments: int
+    dividers: list[_RunDivider], best: list[tuple[int, AtomRanges]], workers: int, max_segments: int
 ) -> list[tuple[int, AtomRanges]]:
     """Return more and smaller segments, up to `max_segments`, if they cost almost nothing more."""
-    spent, total = _duration_and_cost(cutters, best, workers)
+    spent, total = _duration_and_cost(dividers, best, workers)
     for count in range(max_segments, len(best), -max(1, workers // 2)):
-        limit = _limit(cutters, count)
+        limit = _limit(dividers, count)
         if limit is None:
             break
-        pieces = [cutter.divide_evenly(len(cutter.cut(limit)), limit) for cutter in cutters]
-        tried = _in_order(cutters, pieces)
-        if len(tried) <= len(best):
+        divisions = [
+            divider.divide_evenly(len(divider.divide_by_limit(limit)), limit)
+            for divider in dividers
+        ]
+        division = _in_order(dividers, divisions)
+        if len(division) <= len(best):
             break
-        took, computing = _duration_and_cost(cutters, tried, workers)
-        if took <= spent * (1 + EXTRA_TIME) and computing <= total * (1 + EXTRA_TIME):
-            return tried
+        duration, computing = _duration_and_cost(dividers, division, workers)
+        if duration <= spent * (1 + EXTRA_TIME) and computing <= total * (1 + EXTRA_TIME):
+            return division
     return best
 
 
 def _duration_and_cost(
-    cutters: list[_Cutter], pieces: list[tuple[int, AtomRanges]], workers: int
+    dividers: list[_RunDivider], segments: list[tuple[int, AtomRanges]], workers: int
 ) -> tuple[float, float]:
-    """Return (seconds until all segments have ended, seconds of computing)."""
-    seconds = [cutters[i].cost(piece) for i, piece in pieces]
+    """Return (seconds until all segments have ended, seconds of computing in all segments together)."""
+    seconds = [dividers[i].cost(ranges) for i, ranges in segments]
     shared = sum(
-        (count - 1) * cutters[i].shareable for i, count in Counter(i for i, _ in pieces).items()
+        (count - 1) * dividers[i].shareable for i, count in Counter(i for i, _ in segments).items()
     )
     return schedule(seconds, workers).seconds, sum(seconds) - shared
 
 
 def _in_order(
-    cutters: list[_Cutter], pieces: list[list[AtomRanges]]
+    dividers: list[_RunDivider], divisions: list[list[AtomRanges]]
 ) -> list[tuple[int, AtomRanges]]:
-    # within a priority the longest first: short segments fill the gaps at the end
+    # longest first among equal priorities: short segments fill the gaps at the end
     keyed = [
-        (cutters[i].work.facts.priority, -cutters[i].cost(piece), i, piece)
-        for i, own in enumerate(pieces)
-        for piece in own
+        (dividers[i].work.facts.priority, -dividers[i].cost(ranges), i, ranges)
+        for i, own_segments in enumerate(divisions)
+        for ranges in own_segments
     ]
-    return [(i, piece) for _, _, i, piece in sorted(keyed)]
+    return [(i, ranges) for _, _, i, ranges in sorted(keyed)]
 
 
-def _limit(cutters: list[_Cutter], max_segments: int) -> float | None:
-    """Return the smallest length of consecutive segments that keeps their number at `max_segments`."""
-    if len(cutters) > max_segments:
+def _limit(dividers: list[_RunDivider], max_segments: int) -> float | None:
+    """Return the shortest length of segments with which all runs have at most `max_segments` together.
+
+    Return None if there are more runs than that.
+    """
+    if len(dividers) > max_segments:
         return None
-    low, high = 0.0, max((cutter.cost(((0, cutter.total),)) for cutter in cutters), default=0.0)
+    low, high = 0.0, max((divider.cost(((0, divider.total),)) for divider in dividers), default=0.0)
     for _ in range(30):
         middle = (low + high) / 2
-        if sum(len(cutter.cut(middle)) for cutter in cutters) <= max_segments:
+        if sum(len(divider.divide_by_limit(middle)) for divider in dividers) <= max_segments:
             high = middle
         else:
             low = middle
     return high
 
 
-def _segment(cutter: _Cutter, piece: AtomRanges) -> Segment:
-    """Return the segment of the plan for some ranges of atoms."""
-    work, loops = cutter.work, cutter.work.facts.loops
-    operator = operator_of(work, *piece[0])
-    seconds = cutter.cost(piece) - cutter.start
-    own = Prediction(seconds, seconds * work.noise).times(1.0, share=work.cost.speed.share)
-    guess = work.cost.corrected(work.startup + own, operator)
-    iterations = [k for first, last in piece for k in work.iterations[first:last]]
-    tail = work.tail and piece[-1][1] == cutter.total and bool(iterations)
+def _segment(divider: _RunDivider, ranges: AtomRanges) -> Segment:
+    """Return the segment of the plan that executes `ranges` of atoms."""
+    work, loops = divider.work, divider.work.facts.loops
+    operator = operator_of(work, *ranges[0])
+    seconds = divider.cost(ranges) - divider.start
+    computing = Prediction(seconds, seconds * work.noise).times(1.0, share=work.cost.speed.share)
+    guess = work.cost.corrected(work.startup + computing, operator)
+    iterations = [k for first, last in ranges for k in work.iterations[first:last]]
+    tail = work.tail and ranges[-1][1] == divider.total and bool(iterations)
     if tail:
         iterations.pop()
     gaps = bool(iterations) and iterations[-1] - iterations[0] + 1 != len(iterations)
     groups = [
         group
-        for first, last in piece
+        for first, last in ranges
         if first < last
-        for group in (work.cold_restores[first], *work.going_restores[first + 1 : last])
+        for group in (work.cold_restores[first], *work.warm_restores[first + 1 : last])
     ]
     restored = [checkpoint for group in groups for checkpoint in group]
     return Segment(
@@ -454,10 +476,10 @@ def _segment(cutter: _Cutter, piece: AtomRanges) -> Segment:
 
 
 def _inner(work: Work, iterations: Sequence[int]) -> tuple[tuple[str, int, int | None], ...]:
-    """Return the requested iterations of inner loops, for some iterations of the outermost loop."""
+    """Return (loop, first, last) of requested inner iterations, in `iterations` of the outermost loop."""
     if work.within is None or any(loop == work.within.loop for loop, _, _ in work.inner):
         return work.inner
-    first, last = work.within.hull(iterations)
+    first, last = work.within.enclosing_range(iterations)
     if (first, last) == (0, None):
         return work.inner
     return (*work.inner, (work.within.loop, first, last))

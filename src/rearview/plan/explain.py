@@ -1,4 +1,4 @@
-"""Explain a plan to the user: its work, its cost, and cheaper questions."""
+"""Explain a plan to the user: its work, its cost, and questions that would cost less."""
 
 from __future__ import annotations
 
@@ -14,62 +14,65 @@ from rearview.plan.facts import At, RunQuestion, TargetValue, ValueRequest
 from rearview.plan.replay import Survey, Work, work_of
 
 SAMPLE = 20
-"""Runs that are planned again to find out how much time another question would save."""
+"""About how many runs are planned again to find out how much time a cheaper question would save."""
 
 
 @dataclass(frozen=True, slots=True)
-class Cheaper:
-    """A suggestion that would save time."""
+class CheaperQuestion:
+    """A suggestion how to change the question so that replays take less time."""
 
     saves: float
-    """Predicted seconds of computing."""
+    """Predicted seconds of computing that it saves."""
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class OnWorkers:
-    """How long the plan takes with a number of workers."""
+class WorkerEstimate:
+    """How long the work takes with a certain number of workers."""
 
     workers: int
     seconds: float
     segments: int
     balance: float
-    """The shortest possible time divided by the planned time."""
+    """The shortest possible duration divided by the planned one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The explanation of a plan, before it runs."""
+    """What a plan costs and why, before it runs."""
 
     segments: tuple[Segment, ...]
     seconds: float
-    """Seconds of computing on one worker."""
+    """Seconds of computing of all segments together."""
     low: float
     high: float
     startup: float
     restoring: float
     running: float
     wasted: float
-    """Part of `running` that only serves to reach the requested iterations."""
+    """The part of `running` that is only needed to reach the requested iterations."""
     cells: int
     nbytes_written: int
     nbytes_read: int
-    workers: tuple[OnWorkers, ...]
-    cheaper: tuple[Cheaper, ...]
+    workers: tuple[WorkerEstimate, ...]
+    cheaper: tuple[CheaperQuestion, ...]
     refusals: tuple[tuple[str, str], ...]
 
 
 def explain(
     survey: Survey, plan: Plan, *, workers: Sequence[int] = (1, 2, 4, 8), rerun: bool = False
 ) -> Explanation:
-    """Return a plan's cost, its alternatives and suggestions, before it runs; `rerun` as in `divide`."""
+    """Return what a plan costs, how long it takes with each number of `workers`, and cheaper questions.
+
+    `rerun` is explained at `divide`.
+    """
     startup = sum(work.startup.seconds for work in survey.work)
     rerun_runs = {segment.run for segment in plan.segments if segment.rerun}
     restoring = sum(
         work.cost.restore(checkpoint)
         for work in survey.work
         if work.facts.run not in rerun_runs
-        for group in (work.cold_restores[:1] + work.going_restores[1:])
+        for group in (work.cold_restores[:1] + work.warm_restores[1:])
         for checkpoint in group
     )
     total = sum(
@@ -83,65 +86,65 @@ def explain(
         startup=startup,
         restoring=restoring,
         running=max(0.0, total - startup - restoring),
-        wasted=sum(work.lead for work in survey.work),
+        wasted=sum(work.lead_seconds for work in survey.work),
         cells=sum(work.cells for work in survey.work),
         nbytes_written=sum(work.nbytes for work in survey.work),
         nbytes_read=sum(segment.nbytes for segment in plan.segments),
-        workers=tuple(_on(survey, count, rerun=rerun) for count in workers),
-        cheaper=tuple(sorted(_cheaper(survey, total), key=lambda c: -c.saves)),
+        workers=tuple(_estimate(survey, count, rerun=rerun) for count in workers),
+        cheaper=tuple(sorted(_cheaper_questions(survey, total), key=lambda c: -c.saves)),
         refusals=plan.refusals,
     )
 
 
-def _on(survey: Survey, workers: int, *, rerun: bool) -> OnWorkers:
+def _estimate(survey: Survey, workers: int, *, rerun: bool) -> WorkerEstimate:
     divided = divide(survey, workers=workers, rerun=rerun)
     seconds = [segment.seconds for segment in divided.segments]
     duration = schedule(seconds, workers).seconds
     balance = min(1.0, shortest_possible(survey, workers) / duration) if duration else 1.0
-    return OnWorkers(workers, duration, len(seconds), balance)
+    return WorkerEstimate(workers, duration, len(seconds), balance)
 
 
-def _cheaper(survey: Survey, total: float) -> list[Cheaper]:
+def _cheaper_questions(survey: Survey, total: float) -> list[CheaperQuestion]:
     if not survey.work or total <= 0:
         return []
-    suggestions: list[Cheaper] = []
+    suggestions: list[CheaperQuestion] = []
     most_expensive = sorted(survey.work, key=lambda work: -work.seconds)
     if len(most_expensive) > 1:
         few = most_expensive[: max(1, len(most_expensive) // 10)]
         suggestions.append(
-            Cheaper(
+            CheaperQuestion(
                 sum(work.seconds for work in few),
                 f"Leave out the {_count(len(few), 'most expensive run')} with `--where` or "
                 f"`--runs`: {', '.join(work.facts.run for work in few[:3])}"
                 f"{' …' if len(few) > 3 else ''}.",
             )
         )
-    suggestions += _fewer(survey.work)
-    lead = sum(work.lead for work in survey.work if not work.whole)
+    suggestions += _fewer_iterations(survey.work)
+    lead = sum(work.lead_seconds for work in survey.work if not work.whole)
     if lead > 0.05 * total:
         suggestions.append(
-            Cheaper(
+            CheaperQuestion(
                 lead,
                 "Part of the time only serves to get from the nearest checkpoint to the requested "
                 "iterations. Ask for iterations that follow a checkpoint, or record checkpoints "
                 "more often.",
             )
         )
-    carried = [work for work in survey.work if work.whole]
-    if carried:
+    carrying = [work for work in survey.work if work.whole]
+    if carrying:
         suggestions.append(
-            Cheaper(
-                sum(work.seconds - work.startup.seconds for work in carried),
+            CheaperQuestion(
+                sum(work.seconds - work.startup.seconds for work in carrying),
                 "A probe keeps a value from one iteration to the next, so these runs start from the "
                 "beginning. Log the single values and add them up in the query.",
             )
         )
-    suggestions += _deep(survey.work)
+    suggestions += _first_inner_iterations(survey.work)
     return [item for item in suggestions if item.saves > 0]
 
 
-def _fewer(all_work: Sequence[Work]) -> list[Cheaper]:
-    """Return a suggestion to request only half of the iterations of the outermost loop."""
+def _fewer_iterations(all_work: Sequence[Work]) -> list[CheaperQuestion]:
+    """Return a suggestion to request only half of the iterations of the outermost loop, if there are several."""
     iterated = [work for work in all_work if len(work.iterations) > 1 and not work.whole]
     if not iterated:
         return []
@@ -150,7 +153,7 @@ def _fewer(all_work: Sequence[Work]) -> list[Cheaper]:
 
     def half(work: Work, request: ValueRequest) -> ValueRequest:
         first_half = work.iterations[: len(work.iterations) // 2]
-        return replace(request, missing=frozenset(first_half))
+        return replace(request, missing_iterations=frozenset(first_half))
 
     last = main.values[middle] if main.values is not None and middle < len(main.values) else middle
     how = (
@@ -159,11 +162,11 @@ def _fewer(all_work: Sequence[Work]) -> list[Cheaper]:
         else "`--where`"
     )
     text = f"Ask for part of the iterations only: {how}."
-    return [Cheaper(_saved(iterated, half), text)]
+    return [CheaperQuestion(_saved(iterated, half), text)]
 
 
-def _deep(all_work: Sequence[Work]) -> list[Cheaper]:
-    """Return a suggestion to request only the first iterations of the inner loop."""
+def _first_inner_iterations(all_work: Sequence[Work]) -> list[CheaperQuestion]:
+    """Return a suggestion to request only the first iterations of the inner loop, if that would save work."""
     inner = [
         work
         for work in all_work
@@ -197,11 +200,11 @@ def _deep(all_work: Sequence[Work]) -> list[Cheaper]:
     loops = next(request.loops for request in _requests(inner[0]) if len(request.loops) > 1)
     column = columns_of(loops)[1]
     text = f"Ask for the beginning of the inner loop only: `--at {column}={first:g}:{last:g}`."
-    return [Cheaper(_saved(inner, first_few), text)]
+    return [CheaperQuestion(_saved(inner, first_few), text)]
 
 
 def _rising(values: Sequence[TargetValue] | None) -> bool:
-    """Return True if the values of a loop increase, so that its first iterations are those below a bound."""
+    """Return True if the values of a loop increase, so that an upper bound selects the first iterations."""
     if values is None:
         return True
     numbers = [value for value in values if isinstance(value, int | float)]
@@ -217,9 +220,9 @@ def _requests(work: Work) -> tuple[ValueRequest, ...]:
 
 
 def _saved(all_work: Sequence[Work], change: Callable[[Work, ValueRequest], ValueRequest]) -> float:
-    """Return the seconds that another question would save, by planning it.
+    """Return how many seconds the changed question would save; `change` returns the changed request for a run.
 
-    Of a long history, only a sample of runs is planned.
+    If there are many runs, only a sample is planned again.
     """
     sample = all_work[:: max(1, len(all_work) // SAMPLE)]
     before = after = 0.0

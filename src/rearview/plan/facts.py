@@ -1,6 +1,6 @@
-"""The input of the planner: the facts of each run, and the values that are requested of it.
+"""The input of the planner: facts about each run, and the values that are requested of it.
 
-`At` is a selection of iterations as users write it: `epoch=3`, `epoch=3:5`, `epoch=3/step=10:20`.
+`At` selects iterations of a loop. Users write selections as `epoch=3`, `epoch=3:5`, `epoch=3/step=10:20`.
 """
 
 from __future__ import annotations
@@ -20,19 +20,22 @@ _PARTS = re.compile(r"""((?:"[^"]*"|'[^']*'|[^/])*)(?:/|\Z)""")
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """Iterations of one loop: `first <= value < last`, as in a slice; None: no bound.
+    """A selection of iterations of one loop: `first <= value < last`, as in a slice.
 
-    The values are those of the loop's target, by which users know an iteration.
+    The values are those of the loop's target variable, because users know an iteration by its value. A bound
+    of None limits nothing.
     """
 
     loop: str
     first: float | str | None = None
     last: float | str | None = None
     single: bool = False
-    """Only the iteration whose value is `first`."""
+    """Whether only the iteration whose value is `first` is selected."""
 
     def indices(self, count: int, values: Sequence[float | str] | None = None) -> list[int]:
-        """Return the indices of the selected iterations among `count`.
+        """Return the indices of the selected iterations of a loop with `count` iterations.
+
+        `values` are the values of the loop's target; None means that they are the indices.
 
         >>> At("epoch", 1, 3).indices(10)
         [1, 2]
@@ -73,9 +76,9 @@ class At:
 
 
 def parse_at(text: str) -> tuple[At, ...]:
-    """Return the selections that a text contains, outermost loop first.
+    """Return the selections of iterations that a user wrote, outermost loop first.
 
-    Ranges are half-open, as slices are.
+    Ranges are half-open, like slices.
 
     >>> parse_at("epoch=3:5")
     (At(loop='epoch', first=3, last=5, single=False),)
@@ -114,7 +117,7 @@ def parse_at(text: str) -> tuple[At, ...]:
 
 
 def _split(text: str) -> list[str]:
-    """Return the parts between slashes; slashes in quotes do not count.
+    """Return the parts of `text` between slashes; a slash in quotes separates nothing.
 
     >>> _split("a=1/b='x/y'")
     ['a=1', "b='x/y'"]
@@ -140,85 +143,88 @@ class Machine:
     """How fast a machine is, according to a short measurement."""
 
     name: str
-    """Equal for two machines with the same hardware."""
+    """Name of the hardware: two machines with equal hardware have equal names."""
     kernels: Mapping[str, float] = field(default_factory=dict)
     """Seconds of each standard computation; empty if the machine was never measured."""
     read: float = 0.0
-    """MB/s."""
+    """Disk reading speed in MB/s; 0 if it was not measured."""
     write: float = 0.0
+    """Disk writing speed in MB/s."""
     host: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFacts:
-    """A checkpoint, as the planner sees it."""
+    """What the planner knows about a checkpoint."""
 
     id: str
     point: Point
     edge: Edge = Edge.START
     complete: bool = True
     nbytes: int = 0
-    """Bytes that a replay reads for it if it has passed the checkpoint before."""
+    """Bytes that a replay reads to restore the checkpoint after it has restored the one before."""
     restore: float | None = None
-    """Measured seconds to load and restore it; None: predicted from its size."""
+    """Measured seconds to load and restore the checkpoint; None means that they are predicted from its size."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoopFacts:
-    """A loop of a run with all its iterations, as the planner sees it."""
+    """What the planner knows about a loop of a run and all its iterations."""
 
     name: str
-    """The loop's id, because two loops may have the same name."""
+    """The id of the loop; two loops may have equal names, but not equal ids."""
     seconds: Sequence[float]
-    """Seconds of each iteration of the outermost loop. For an inner loop: seconds of all its iterations
+    """For the outermost loop: seconds of each iteration. For an inner loop: seconds of all its iterations
     together, in each iteration of the loop around it.
     """
     counts: Sequence[int] = ()
     """For an inner loop: its number of iterations in each iteration of the loop around it."""
     values: Sequence[TargetValue] | None = None
-    """The value of the loop's target in each iteration, if that is not the index."""
+    """The value of the loop's target in each iteration; None if the values are the indices."""
     counted: range = EVERY_ITERATION
-    """Iterations of the loop around it in which `counts` was measured; elsewhere it is a guess."""
+    """Iterations of the loop around it in which `counts` was measured; `counts` of all other iterations is a guess."""
     varied: bool = False
-    """The target had other values each time the loop was entered, so no value identifies an iteration."""
+    """Whether the target had different values each time the loop was entered, so that no value identifies an iteration."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeepFacts:
-    """A loop inside two or more others, as the planner sees it."""
+    """What the planner knows about a loop that is inside two or more other loops."""
 
     counts: Sequence[int]
     """Its number of iterations in each iteration of the outermost loop."""
     counted: range = EVERY_ITERATION
-    """Iterations of the outermost loop in which `counts` was measured; elsewhere it is a guess."""
+    """Iterations of the outermost loop in which `counts` was measured; `counts` of all other iterations is a guess."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """A run, as the planner sees it."""
+    """What the planner knows about a run."""
 
     run: str
     version: str
-    """The version that replays execute, with the probes in it."""
+    """The version that replays execute; it contains the probes."""
     loops: tuple[LoopFacts, ...] = ()
     """The outermost loop, then the loops directly inside it, in the order of execution."""
     deep: Mapping[tuple[str, ...], DeepFacts] = field(default_factory=dict)
-    """Loops further inside, by the ids (in older runs the names) of the loops from the inner one down."""
+    """Loops inside two or more others. The key is the loop path without the outermost loop; in older runs it
+    consists of names, not of ids.
+    """
     start: float = 0.0
     """Seconds of interpreter start and imports."""
     setup: float = 0.0
-    """Seconds from then to the start of the outermost loop."""
+    """Seconds from the end of `start` to the start of the outermost loop."""
     after: float = 0.0
     """Seconds from the end of the outermost loop to the end of the program."""
     shareable: float = 0.0
-    """Seconds of `start` and `setup` that only the first of several processes for this run spends: the others
-    are forked from one that has done the imports.
+    """Seconds of `start` and `setup` that only the first of several processes for this run spends: all other
+    processes are forked from one that has done the imports.
     """
     checkpoints: tuple[CheckpointFacts, ...] = ()
     finished: bool = True
     machine: Machine | None = None
     blocked: str = ""
-    """Why the run cannot be replayed at all, such as a missing package or input."""
+    """Why the run cannot be replayed at all, such as a missing package; empty if it can."""
     priority: float = 0.0
 
 
@@ -228,13 +234,12 @@ class InnerIterations:
 
     loop: str
     spans: Mapping[int, tuple[int, int | None]]
-    """Iteration of the outermost loop -> `first <= index < last`; None: up to the end.
-
-    All iterations are requested in outer iterations that are not listed here.
+    """Iteration of the outermost loop -> requested inner iterations, `first <= index < last`; a `last` of None
+    means up to the end. In an outer iteration that is not a key, all inner iterations are requested.
     """
 
     def of(self, outer: int, indices: Sequence[int]) -> list[int]:
-        """Return the requested ones among the inner iterations `indices`, in one outer iteration.
+        """Return those of the inner iterations `indices` that are requested in the outer iteration `outer`.
 
         >>> InnerIterations("step", {2: (5, None)}).of(2, range(8))
         [5, 6, 7]
@@ -242,10 +247,10 @@ class InnerIterations:
         first, last = self.spans.get(outer, (0, None))
         return [i for i in indices if first <= i and (last is None or i < last)]
 
-    def hull(self, indices: Iterable[int]) -> tuple[int, int | None]:
-        """Return one range that contains the requested iterations of several outer iterations.
+    def enclosing_range(self, indices: Iterable[int]) -> tuple[int, int | None]:
+        """Return the smallest range that contains all requested inner iterations of the outer iterations `indices`.
 
-        >>> InnerIterations("step", {2: (5, 9), 4: (3, 6)}).hull([2, 4])
+        >>> InnerIterations("step", {2: (5, 9), 4: (3, 6)}).enclosing_range([2, 4])
         (3, 9)
         """
         spans = [self.spans.get(index, (0, None)) for index in indices]
@@ -256,29 +261,31 @@ class InnerIterations:
 
 @dataclass(frozen=True, slots=True)
 class ValueRequest:
-    """Values that are requested of a run, and where they are logged.
-
-    `loops` are the ids of all loops around the log statement, including those of callers, outermost first.
-    """
+    """Values that are requested of a run, and where the run logs them."""
 
     names: tuple[str, ...]
     loops: tuple[str, ...] = ()
+    """Ids of all loops around the log statement, including loops in callers of its function, outermost first."""
     place: str = "alone"
-    """Where the statement is among the loops of its level: before, between, after, alone."""
+    """Where the log statement is relative to the loops at the same depth: before, between or after them;
+    alone if there are none.
+    """
     depth: int | None = None
-    """How many of `loops` a replay may enter in the middle; None: all; below 1: none."""
+    """How many of `loops`, from the outermost, a replay may enter at a later iteration than the first. None means
+    all of them; a number below 1 means none.
+    """
     feeds: bool = False
-    """The statement reads what probes collect in inner loops, so those loops must run."""
+    """Whether the log statement reads values that probes collect in inner loops, so that these loops must run."""
     at: tuple[At, ...] = ()
-    """Only these iterations are requested."""
-    missing: frozenset[int] | None = None
-    """Indices of iterations of the outermost loop that lack a value; None: all."""
+    """Selections of the requested iterations; empty if all are requested."""
+    missing_iterations: frozenset[int] | None = None
+    """Indices of iterations of the outermost loop that lack a value; None means all iterations."""
     cell_bytes: int = 64
     """Stored bytes of one value."""
     within: InnerIterations | None = None
-    """Only these iterations of an inner loop are requested."""
-    several: bool = False
-    """The statement is inside loops whose iteration counts were not recorded."""
+    """Requested iterations of one inner loop; None means all iterations of all inner loops."""
+    uncounted: bool = False
+    """Whether the log statement is inside loops whose iterations were not counted."""
 
 
 @dataclass(frozen=True, slots=True)

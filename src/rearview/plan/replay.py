@@ -1,6 +1,6 @@
-"""Decide which parts of each run must be replayed to fill the requested values, and by which operator.
+"""Find the work that must be replayed in each run to fill the requested values, and by which operator.
 
-`survey` is the first half of planning; `divide_work.divide` turns its result into segments for workers.
+`survey` is the first half of planning. The second half, `divide_work.divide`, turns the survey into segments.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from itertools import pairwise
 
 from rearview.model import Edge, Operator
 from rearview.plan.cost import CostCorrections, CostModel, Prediction
-from rearview.plan.demand import BITS, HEAD, NONE, RUN, TAIL, Axis, Demand, ReplayStart
+from rearview.plan.demand import BITS, HEAD, NONE, RUN, TAIL, Axis, Demand, StartPlace
 from rearview.plan.facts import CheckpointFacts, InnerIterations, Machine, RunFacts, RunQuestion
 
 
 @contextlib.contextmanager
 def gc_disabled() -> Iterator[None]:
-    """Disable Python's garbage collection in the body.
+    """Disable Python's garbage collection while the body runs.
 
-    A plan over a thousand runs makes a million tuples and no cycles; collecting takes a third of the time.
+    A plan for a thousand runs creates a million tuples and no cycles; collection would take a third of the time.
     """
     collecting = gc.isenabled()
     gc.disable()
@@ -34,19 +34,20 @@ def gc_disabled() -> Iterator[None]:
 
 Checkpoints = tuple[CheckpointFacts, ...]
 Atom = tuple[int, int, float, Checkpoints, float, Checkpoints]
-"""(iteration, need, cost and restored checkpoints if the process continues, the same two if it starts here)."""
+"""(iteration, what must run, warm seconds, warm restores, cold seconds, cold restores), as explained in `Work`."""
 RECORD_SECONDS = 35e-6
-"""Seconds that logging one value takes: the probe guard, the point, one record."""
+"""Seconds that it takes to log one value: guard the probe, build the point, write a record."""
 NEGLIGIBLE = 1e-3
-"""Seconds per iteration below which the time for logging is not counted."""
+"""Seconds per iteration; if logging takes less time, its time is not counted."""
 
 
 @dataclass(slots=True)
 class Work:
-    """The work for one run: its atoms in the order of the run, as columns.
+    """The work for one run, as atoms in the order of the run. `iterations` to `cold_restores` have an item for each.
 
-    An atom is one iteration of the outermost loop, or the code after the loop. `going` is its cost for a
-    process that has done the atom before it; `cold` is its cost for a process that starts with it.
+    An atom is one iteration of the outermost loop, or the code after the loop. Its warm seconds and restores are
+    those of a process that has just done the atom before. Its cold seconds and restores are those of a process that
+    starts with this atom.
     """
 
     facts: RunFacts
@@ -55,32 +56,34 @@ class Work:
     startup: Prediction
     iterations: list[int] = field(default_factory=list)
     needs: list[int] = field(default_factory=list)
-    going: list[float] = field(default_factory=list)
-    cold: list[float] = field(default_factory=list)
-    going_restores: list[Checkpoints] = field(default_factory=list)
+    """What must run in each iteration: a sum of HEAD, TAIL and RUN."""
+    warm_seconds: list[float] = field(default_factory=list)
+    cold_seconds: list[float] = field(default_factory=list)
+    warm_restores: list[Checkpoints] = field(default_factory=list)
     cold_restores: list[Checkpoints] = field(default_factory=list)
-    cuts: list[int] = field(default_factory=list)
-    """Atoms at which another process can start without repeating work."""
+    start_atoms: list[int] = field(default_factory=list)
+    """Indices of atoms with which another process can start without repeating work."""
     inner: tuple[tuple[str, int, int | None], ...] = ()
+    """(loop, first, last) of requested iterations of inner loops."""
     within: InnerIterations | None = None
     """Requested iterations of an inner loop, if they differ between outer iterations."""
     whole: bool = False
-    """A probe carries values over iterations: no iteration can be skipped."""
+    """Whether a probe carries values from iteration to iteration, so that no iteration can be skipped."""
     tail: bool = False
-    """The last atom is the code after the loop."""
-    lead: float = 0.0
-    """Seconds that only serve to reach the requested iterations."""
+    """Whether the last atom is the code after the loop."""
+    lead_seconds: float = 0.0
+    """Seconds of computing that is only needed to reach the requested iterations."""
     rerun: float = 0.0
     """Predicted seconds of one process that restores nothing and runs up to the last requested value."""
     noise: float = 0.0
     """Variance per second of computing."""
     cells: int = 0
-    about: bool = False
-    """The number of cells is partly a guess."""
-    least: bool = False
-    """There are at least as many cells as were counted, perhaps more."""
+    approximate: bool = False
+    """Whether the number of cells is partly a guess."""
+    at_least: bool = False
+    """Whether there may be more cells than were counted."""
     nbytes: int = 0
-    """Stored bytes of the new values."""
+    """Bytes of the new values in the store."""
     question: RunQuestion | None = None
     """The question that this work answers."""
 
@@ -88,27 +91,28 @@ class Work:
         """Append atoms."""
         if not atoms:
             return
-        iterations, needs, going, going_restores, cold, cold_restores = zip(*atoms, strict=True)
+        iterations, needs, warm, warm_restores, cold, cold_restores = zip(*atoms, strict=True)
         self.iterations += iterations
         self.needs += needs
-        self.going += going
-        self.going_restores += going_restores
-        self.cold += cold
+        self.warm_seconds += warm
+        self.warm_restores += warm_restores
+        self.cold_seconds += cold
         self.cold_restores += cold_restores
 
     @property
     def seconds(self) -> float:
-        """Predicted seconds in one process, before corrections."""
-        first = self.cold[0] if self.cold else 0.0
-        return self.startup.seconds + first + sum(self.going[1:])
+        """Predicted seconds if one process does all the work, without corrections from earlier replays."""
+        first = self.cold_seconds[0] if self.cold_seconds else 0.0
+        return self.startup.seconds + first + sum(self.warm_seconds[1:])
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The work for all runs, and the runs that cannot be replayed with the reasons."""
+    """The work for all runs, and the runs that cannot be replayed, each with a reason."""
 
     work: tuple[Work, ...]
     refusals: tuple[tuple[str, str], ...]
+    """(run, reason) for each run that cannot be replayed."""
 
 
 @gc_disabled()
@@ -118,9 +122,9 @@ def survey(
     machine: Machine | None = None,
     corrections: CostCorrections | None = None,
 ) -> Survey:
-    """Return the work that answers the questions.
+    """Return the work that answers the questions, and the runs that cannot answer theirs.
 
-    `machine` is the one that will replay, `corrections` come from earlier replays.
+    `machine` is the machine that will replay; `corrections` come from earlier replays.
     """
     work: list[Work] = []
     refusals: list[tuple[str, str]] = []
@@ -140,21 +144,21 @@ def survey(
 
 
 def work_of(question: RunQuestion, cost: CostModel) -> Work | str:
-    """Return the work for one run, or the reason why it cannot be done; '' if there is nothing to do."""
+    """Return the work for one run, or the reason why the run cannot answer, or an empty text if nothing must run."""
     axis = Axis(cost, _inner_loop(question))
     demand = Demand(axis, question.facts)
     reasons = [reason for request in question.requests if (reason := demand.add(request))]
-    if not (demand.by or demand.setup or demand.after):
+    if not (demand.needs or demand.setup or demand.after):
         return reasons[0] if reasons else ""
     names = tuple(dict.fromkeys(name for request in question.requests for name in request.names))
     work = Work(question.facts, cost, names, cost.startup(), question=question)
     work.whole = demand.whole
     work.cells, work.nbytes = demand.cells, demand.nbytes
-    work.about, work.least = demand.about, demand.least
+    work.approximate, work.at_least = demand.approximate, demand.at_least
     work.inner = tuple((loop, *span) for loop, span in demand.inner.items())
     work.within = demand.within
     work.noise = _noise(axis.seconds)
-    if demand.by or demand.after:
+    if demand.needs or demand.after:
         axis.find_starts()
     if demand.whole:
         _add_all_iterations(work, axis, demand)
@@ -166,17 +170,17 @@ def work_of(question: RunQuestion, cost: CostModel) -> Work | str:
 
 
 def _add_writing(work: Work) -> float:
-    """Add the time for writing the new values, divided equally among the atoms."""
-    each = RECORD_SECONDS * work.cost.speed.compute * work.cells / max(1, len(work.going))
+    """Add the seconds of logging the new values, divided equally among the atoms; return their sum."""
+    each = RECORD_SECONDS * work.cost.speed.compute * work.cells / max(1, len(work.warm_seconds))
     if each > NEGLIGIBLE:
-        work.going = [seconds + each for seconds in work.going]
-        work.cold = [seconds + each for seconds in work.cold]
-        return each * len(work.going)
+        work.warm_seconds = [seconds + each for seconds in work.warm_seconds]
+        work.cold_seconds = [seconds + each for seconds in work.cold_seconds]
+        return each * len(work.warm_seconds)
     return 0.0
 
 
 def _inner_loop(question: RunQuestion) -> str | None:
-    """Return the inner loop that the plan considers: a requested one, or one with checkpoints at its end."""
+    """Return the inner loop that the plan takes into account: a requested one, or one with checkpoints at its end."""
     loops = question.facts.loops[1:]
     deep = [request.loops[1] for request in question.requests if len(request.loops) > 1]
     if deep or len(loops) < 2:
@@ -192,7 +196,10 @@ def _inner_loop(question: RunQuestion) -> str | None:
 
 
 def _noise(seconds: list[float]) -> float:
-    """Return the variance per second, from differences of neighbours, so that a trend does not count."""
+    """Return the variance per second of the iterations' seconds.
+
+    It is computed from differences of successive iterations, so that a trend does not count.
+    """
     count, total = len(seconds) - 1, sum(seconds)
     if count < 1 or total <= 0:
         return 0.0
@@ -201,11 +208,11 @@ def _noise(seconds: list[float]) -> float:
 
 
 def _add_all_iterations(work: Work, axis: Axis, demand: Demand) -> None:
-    """Add every iteration from the start to the last one that is requested."""
-    last = axis.count - 1 if demand.after else max(demand.by)
-    work.cuts.append(0)
+    """Add an atom for every iteration from the first of the run to the last requested one."""
+    last = axis.count - 1 if demand.after else max(demand.needs)
+    work.start_atoms.append(0)
     work.add([(k, RUN, axis.seconds[k], (), axis.edges[k + 1], ()) for k in range(last + 1)])
-    work.lead = sum(axis.seconds[k] for k in range(last + 1) if k not in demand.by)
+    work.lead_seconds = sum(axis.seconds[k] for k in range(last + 1) if k not in demand.needs)
     work.rerun = axis.edges[last + 1]
     if demand.after:
         work.tail = True
@@ -213,20 +220,20 @@ def _add_all_iterations(work: Work, axis: Axis, demand: Demand) -> None:
 
 
 def _add_needed_iterations(work: Work, axis: Axis, demand: Demand) -> None:
-    """Add the iterations that the demand needs, each with the cheapest way to reach it."""
+    """Add an atom for each iteration that the demand needs, with the cheapest way to reach it."""
     edges, inner, seconds = axis.edges, axis.inner, axis.seconds
-    by = demand.by
+    needs = demand.needs
     place = 0
     position = lead = 0.0
-    cuts = work.cuts
-    rows: list[Atom] = []  # added in one call, which is much faster
-    for k in sorted(by):
-        need = by[k]
+    start_atoms = work.start_atoms
+    rows: list[Atom] = []  # all added in one call, which is much faster
+    for k in sorted(needs):
+        need = needs[k]
         begin, end, extra = edges[k], edges[k + 1], 0.0
         start_place, end_place = k << BITS, (k + 1) << BITS
         if need & RUN:
             high = demand.high.get(k)
-            replay_start = axis.at_begin[k]
+            best_start = axis.at_begin[k]
             if high is not None and not need & TAIL:
                 pace, low = axis.pace(k), demand.low[k]
                 begin, end, end_place = (
@@ -235,78 +242,84 @@ def _add_needed_iterations(work: Work, axis: Axis, demand: Demand) -> None:
                     start_place + high + 1,
                 )
                 if k not in demand.not_entered_inside:
-                    replay_start = axis.before(k, low)
+                    best_start = axis.best_start_before(k, low)
         elif need == HEAD:
             extra, end, end_place = seconds[k] - inner[k], begin, start_place
-            replay_start = axis.at_begin[k]
+            best_start = axis.at_begin[k]
         else:
             begin += inner[k]
-            replay_start = axis.at_end[k]
-            if need & HEAD and replay_start[0] > start_place:
-                replay_start = _both_ends(axis, k, replay_start)
-        key, time, paid, chain = replay_start
+            best_start = axis.at_end[k]
+            if need & HEAD and best_start[0] > start_place:
+                best_start = _both_ends(axis, k, best_start)
+        key, time, paid, chain = best_start
         cold = paid + end - time + extra
         cold_from: Checkpoints = chain
         if cold > end + extra:
             cold, cold_from, paid = end + extra, (), 0.0
-        going, going_from = cold, cold_from
+        warm, warm_from = cold, cold_from
         if not rows:
-            cuts.append(0)
+            start_atoms.append(0)
         else:
-            if end - position + extra <= going:
-                going, going_from, paid = end - position + extra, (), 0.0
+            if end - position + extra <= warm:
+                warm, warm_from, paid = end - position + extra, (), 0.0
             if cold_from and key >= place:
-                cuts.append(len(rows))
-        lead += going - paid - extra - end + begin
-        rows.append((k, need, going, going_from, cold, cold_from))
+                start_atoms.append(len(rows))
+        lead += warm - paid - extra - end + begin
+        rows.append((k, need, warm, warm_from, cold, cold_from))
         place, position = end_place, end
         work.rerun = end + extra
     work.add(rows)
-    work.lead = max(0.0, lead)
+    work.lead_seconds = max(0.0, lead)
     if demand.after:
         work.tail = True
         _add_after(work, axis, place, position)
 
 
-def _both_ends(axis: Axis, k: int, replay_start: ReplayStart) -> ReplayStart:
-    """Return the cost of running the code before the inner loop of `k` and then skipping that loop."""
+def _both_ends(axis: Axis, k: int, best_start: StartPlace) -> StartPlace:
+    """Return the start place for an iteration `k` of which the code before and after the inner loop must run.
+
+    Its cost includes the code before the inner loop, and a restore that skips the inner loop.
+    """
     key, time, paid, chain = axis.at_begin[k]
-    spent = paid + axis.edges[k] - time + axis.seconds[k] - axis.inner[k] + replay_start[2]
-    return key, replay_start[1], spent, chain + replay_start[3][-1:]
+    spent = paid + axis.edges[k] - time + axis.seconds[k] - axis.inner[k] + best_start[2]
+    return key, best_start[1], spent, chain + best_start[3][-1:]
 
 
 def _add_after(work: Work, axis: Axis, place: int, position: float) -> None:
-    """Add the code after the loop as the last atom."""
-    own = work.facts.after * work.cost.speed.compute
+    """Add the code after the outermost loop as the last atom.
+
+    `place` and `position` are where the atom before it ends: as a place and in seconds.
+    """
+    seconds_after = work.facts.after * work.cost.speed.compute
     end = axis.edges[-1]
-    replay_start = axis.at_begin[0 if work.whole else axis.count]
-    key, time, paid, chain = replay_start
-    cold, cold_from = paid + end - time + own, chain
-    if work.whole or cold > end + own:
-        cold, cold_from, paid = end + own, (), 0.0
-    going, going_from = cold, cold_from
-    if work.iterations and end - position + own <= going:
-        going, going_from, paid = end - position + own, (), 0.0
+    best_start = axis.at_begin[0 if work.whole else axis.count]
+    key, time, paid, chain = best_start
+    cold, cold_from = paid + end - time + seconds_after, chain
+    if work.whole or cold > end + seconds_after:
+        cold, cold_from, paid = end + seconds_after, (), 0.0
+    warm, warm_from = cold, cold_from
+    if work.iterations and end - position + seconds_after <= warm:
+        warm, warm_from, paid = end - position + seconds_after, (), 0.0
     if not work.iterations or (key >= place and cold_from):
-        work.cuts.append(len(work.iterations))
-    work.lead += max(0.0, going - own - paid)
-    work.rerun = end + own
-    work.add([(axis.count, NONE, going, going_from, cold, cold_from)])
+        work.start_atoms.append(len(work.iterations))
+    work.lead_seconds += max(0.0, warm - seconds_after - paid)
+    work.rerun = end + seconds_after
+    work.add([(axis.count, NONE, warm, warm_from, cold, cold_from)])
 
 
 def operator_of(work: Work, first: int, last: int) -> Operator:
-    """Return the operator that replays the atoms `first <= i < last`."""
+    """Return the operator of a segment that runs the atoms `first <= i < last`."""
     if not work.iterations:
         return Operator.SETUP
     if work.whole:
         return Operator.FULL
-    begun = bool(work.cold_restores[first])
-    if not begun and work.cold[first] > work.going[first] + 1e-9 and first:
+    restores = bool(work.cold_restores[first])
+    if not restores and work.cold_seconds[first] > work.warm_seconds[first] + 1e-9 and first:
         return Operator.FULL
     needs = work.needs[first:last]
     if any(need & RUN for need in needs):
-        idle = not begun and work.iterations[first] > 0
+        idle = not restores and work.iterations[first] > 0
         return Operator.FULL if idle else Operator.INNER
     if not any(needs):
-        return Operator.AFTER if begun or work.iterations[first] == 0 else Operator.FULL
+        return Operator.AFTER if restores or work.iterations[first] == 0 else Operator.FULL
     return Operator.OUTER

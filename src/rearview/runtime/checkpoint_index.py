@@ -27,7 +27,7 @@ from rearview.runtime.sandbox.written_files import put_back
 from rearview.runtime.saving.dirty_pages import TRACK_FROM, Pages, PageWatch, address_of
 from rearview.runtime.session import Session
 from rearview.state.capture import capture
-from rearview.state.codecs.generators import draw_items
+from rearview.state.codecs.suspended_generators import draw_items
 from rearview.state.compare import Difference, compare
 from rearview.state.restore import restore
 from rearview.store.checkpoints.checkpoints import Checkpoints, LoadedCheckpoint
@@ -281,7 +281,7 @@ class CheckpointIndex:
         matching = as_recorded(live, recorded["names"])
         captured = capture(nest.anchors, matching)
 
-        def same(key: str, current_key: str) -> bool:
+        def equal_buffers(key: str, current_key: str) -> bool:
             # the stored object need not be read: its oid is the hash of its bytes
             view, oid = as_bytes(captured.buffers[current_key]), checkpoint.parts[key].oid
             if self.known_memory.holds(view, oid):
@@ -297,8 +297,8 @@ class CheckpointIndex:
             captured,
             skeleton,
             lambda key: loaded[key],
-            missing_then=checkpoint.missing,
-            same=same,
+            recorded_missing=checkpoint.missing,
+            equal_buffers=equal_buffers,
         )
 
 

@@ -37,7 +37,7 @@ from rearview.source.instrument import HOOK, ITER, PARTS, WALK, instrument, with
 from rearview.source.isolate_probes import PROBE_HOOK, TRACK, WITHOUT_RANDOM, Places, isolate_probes
 from rearview.source.library_loops import LOOPS, loops_of
 from rearview.state.codecs.data_loaders import watch_loaders
-from rearview.state.codecs.generators import LoopIterator
+from rearview.state.codecs.suspended_generators import LoopIterator
 from rearview.state.object_walk import without_weak_references
 
 if TYPE_CHECKING:

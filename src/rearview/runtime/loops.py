@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from rearview.model import LoopTotals, Step
 from rearview.runtime.program_frames import position
 from rearview.source.instrument import LoopSite
-from rearview.state.codecs.generators import LoopIterator, draw_items
+from rearview.state.codecs.suspended_generators import LoopIterator, draw_items
 
 SLICE = 0.002
 """Seconds that a slice of short iterations should take, if every boundary is to be saved."""

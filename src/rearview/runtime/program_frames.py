@@ -32,7 +32,7 @@ from types import FrameType, GeneratorType, ModuleType
 from typing import Any, ParamSpec, TypeVar
 
 from rearview.source.instrument import PART, TURN
-from rearview.state.codecs.generators import assign_locals
+from rearview.state.codecs.suspended_generators import assign_locals
 
 Belongs = Callable[[str], bool]
 """Returns True if a file belongs to the project."""

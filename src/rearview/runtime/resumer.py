@@ -25,7 +25,7 @@ import msgspec
 from rearview.checkpointer.signals import end_children
 from rearview.errors import RearviewError, StateError
 from rearview.model import Checkpoint, Control, Edge, LoopStep
-from rearview.model.messages import AGAIN, LAUNCHER, VARIABLE
+from rearview.model.process_messages import AGAIN, LAUNCHER, VARIABLE
 from rearview.runtime.checkpoint_index import CheckpointIndex
 from rearview.runtime.loops import LoopEntry
 from rearview.runtime.program_frames import unobserved

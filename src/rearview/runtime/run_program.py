@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 
 from rearview.errors import RearviewError, StoreError, UsageError
-from rearview.model.messages import VARIABLE, Control
+from rearview.model.process_messages import VARIABLE, Control
 from rearview.model.run import is_notebook
 from rearview.model.wording import printable
 from rearview.runtime.importer import offer_plain_functions, register_module

@@ -279,9 +279,9 @@ def _resume(control: Control) -> Resumer:
 
 def _warn_if_moved(run: Run, project: Project) -> None:
     root = os.path.realpath(project.root)
-    if run.home(root) != root:
+    if run.recorded_root(root) != root:
         _warn(
-            f"run {run.id} was started in {run.home(root)} and is resumed in {root}; full paths in its "
+            f"run {run.id} was started in {run.recorded_root(root)} and is resumed in {root}; full paths in its "
             "variables still name the old folder"
         )
 

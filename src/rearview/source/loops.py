@@ -12,7 +12,7 @@ import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rearview.model.messages import DEEPEST
+from rearview.model.process_messages import DEEPEST
 from rearview.model.run import name_of
 
 Loop = ast.For | ast.AsyncFor | ast.While

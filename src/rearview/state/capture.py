@@ -1,7 +1,8 @@
-"""Capture the state of the live objects at a boundary: `capture` returns a skeleton and buffers.
+"""Capture the live objects of a program between two iterations: `capture` returns a skeleton and buffers.
 
-The skeleton is a pickle of everything small; it refers to anchors by number. The buffers are views
-of large memory; the writer copies them later (`runtime/saving`).
+The *skeleton* is a pickle of the state without large memory. It refers to *anchors* (objects that existed when
+the loop was entered, see `object_walk`) by number, and contains objects that the loop created. A *buffer* is a view of
+the memory of one large array or tensor; the writer copies buffers later (`runtime/saving`).
 """
 
 from __future__ import annotations
@@ -22,24 +23,24 @@ from rearview.state.codecs.containers import set_recipe
 from rearview.state.codecs.python_objects import CellKind
 from rearview.state.codecs.rng import read_global
 from rearview.state.codecs.tensors import PlainReader, plain_access, plain_reader
-from rearview.state.ids_in_values import MarkedContents, possible_ids, with_marked_ids
 from rearview.state.memory_blocks import SMALL, Blocks, GcPaused, extent
 from rearview.state.object_walk import Anchors, find_path
+from rearview.state.python_object_ids import MarkedContents, contents_with_ids, possible_ids
 from rearview.state.reducers import Unpicklable, reducer_for
 
-_SET = b"\x8f\x94("
-"""Opcodes at the start of a pickled set that is not empty."""
+_SET_OPCODES = b"\x8f\x94("
+"""Opcodes at the start of a pickled set that has elements."""
 _BUILDER_IDS = [id(builder) for builder in BUILDERS.values()]
-_MARGIN = 25
-"""Levels of nesting that are added when a value is tested alone: it is part of a deeper one."""
+_NESTING_MARGIN = 25
+"""Levels of nesting to add to a value when testing whether pickle can store it: in the state it is nested deeper."""
 PLAIN: Any = object()
-"""Marks a type that the C pickler handles without help."""
+"""Entry in `reducers` for a type whose objects the C pickler stores correctly without a reducer."""
 
 
 class StatePickler(pickle.Pickler):
-    """Pickles objects created after the walk; anchors and builders become memo references.
+    """Pickles objects that the loop created; anchors and builders (`codecs.base`) become references by number.
 
-    The memo is filled before pickling, so that a reference to an anchor needs no Python call.
+    The pickler's memo is filled with anchors and builders before pickling, so that a reference needs no Python call.
     """
 
     def __init__(self, out: io.BytesIO, capturing: Capture) -> None:
@@ -48,7 +49,7 @@ class StatePickler(pickle.Pickler):
         self.reducers = capturing.anchors.reducers
 
     def reducer_override(self, obj: Any) -> Any:
-        """Return the reduced form of an object that plain pickling would get wrong."""
+        """Return how to rebuild an object, or NotImplemented if the C pickler stores the object correctly."""
         t = type(obj)
         reducer = self.reducers.get(t)
         if reducer is None:
@@ -60,53 +61,53 @@ class StatePickler(pickle.Pickler):
 
 
 class Capture:
-    """One running capture: the memory blocks seen so far, and what could not be captured."""
+    """One running capture: its anchors, the memory blocks it has read, and the parts it could not capture."""
 
     def __init__(
         self, anchors: Anchors, roots: Mapping[str, object], *, check_sharing: bool = False
     ) -> None:
         self.anchors = anchors
         self.check_sharing = check_sharing
-        """Whether small arrays are checked for shared memory."""
+        """Whether the memory of each small array is compared with that of all other arrays."""
         self.presumed_unshared: dict[int, Any] = {}
-        """Small arrays, by `id`, that are assumed to share memory with nothing; see `shared`."""
-        self.met_by_address: dict[int, Any] = {}
-        """Arrays of `Anchors.by_address` that this capture has seen, by number."""
-        self.viewed: set[int] = set()
-        """`id` of arrays that have views."""
+        """By `id`: small arrays that are assumed to share no memory; `has_shared_small_arrays` checks them."""
+        self.captured_by_address: dict[int, Any] = {}
+        """By number: arrays of `Anchors.by_address` that this capture has pickled a reference to."""
+        self.ids_with_views: set[int] = set()
+        """`id` of each array whose memory another array views."""
         self.roots = roots
         self.blocks = Blocks(anchors.block_keys)
         self.missing: list[MissingPart] = []
-        self.reported: dict[int, Any] = {}
-        """Objects in `missing`, by `id`."""
+        self.reported_objects: dict[int, Any] = {}
+        """By `id`: the objects that are listed in `missing`."""
         self.out_of_band: list[str] = []
-        """Keys of the buffers that the objects' own pickling handed over, in order."""
+        """Keys of the buffers that pickling methods of classes passed to pickle, in order."""
         self.cells: list[types.CellType] = []
         """Closure variables whose values are still to be pickled."""
-        self.running: set[int] = set()
-        """`id` of closure variables of functions on the stack."""
+        self.running_cells: set[int] = set()
+        """`id` of each closure variable of a function on the stack."""
         self._locals: dict[str, list[tuple[str, Any]]] | None = None
         self.alive: list[Any] = anchors.alive()
         self._all_alive = len(anchors.index) == len(self.alive)
         self.placeholders: list[object] = []
-        """Objects that take the memo numbers of anchors that no longer exist."""
+        """Objects that take the places of anchors that no longer exist in the pickler's memo."""
 
     @functools.cached_property
     def plain_tensor(self) -> PlainReader:
-        """The function that reads plain tensors fast."""
+        """A function that reads a plain tensor fast (see `plain_reader`)."""
         return plain_reader(self.blocks)
 
-    def miss(self, obj: object, reason: str) -> None:
-        """Report that `obj` cannot be captured: the capture is partial."""
-        if id(obj) not in self.reported:
-            self.reported[id(obj)] = obj
+    def report_missing(self, obj: object, reason: str) -> None:
+        """Add `obj` to `missing`, with the reason why it cannot be captured."""
+        if id(obj) not in self.reported_objects:
+            self.reported_objects[id(obj)] = obj
             self.missing.append(MissingPart(self.path(obj), reason))
 
-    def is_running(self, function: str, name: str, cell: types.CellType) -> bool:
-        """Return True if the closure variable `name` of `function` belongs to a function on the stack.
+    def belongs_to_running_function(self, function: str, name: str, cell: types.CellType) -> bool:
+        """Return True if `cell`, the closure variable `name` of `function`, may belong to a function on the stack.
 
-        Python cannot say this exactly. A variable of an earlier call that refers to the same object
-        counts as running too, which is the safe side.
+        Python does not tell which call a closure variable belongs to. The variable of an earlier call of the
+        function counts as well if it refers to the same object: this makes the state partial, but never wrong.
         """
         if self._locals is None:
             self._locals = {}
@@ -121,14 +122,14 @@ class Capture:
         )
 
     def path(self, obj: object) -> str:
-        """Return the path to an object, or its type if no path is found."""
+        """Return the path to an object, such as `model.layers[2].weight`, or its type if no path is found."""
         number = self.anchors.index.get(id(obj))
         if number is not None:
             return self.anchors.path(number)
         return find_path(self.anchors, self.roots, obj) or f"a {type(obj).__name__}"
 
     def take_buffer(self, buffer: pickle.PickleBuffer) -> bool:
-        """Pickle's buffer callback: return True to keep a small buffer inside the skeleton."""
+        """Store a large buffer outside the skeleton; return True for a small one, which pickle stores inside."""
         raw = buffer.raw()
         if raw.nbytes <= SMALL:
             return True
@@ -136,10 +137,13 @@ class Capture:
         return False
 
     def contents(self) -> list[tuple[str, list[int], list[Any]]]:
-        """Return the shallow contents of all live anchors, grouped by kind."""
+        """Return (kind, anchor numbers, contents) for each kind of live anchor.
+
+        The content of an anchor refers to other objects, such as the items of a list, and does not include theirs.
+        """
         alive = self.alive
         groups = []
-        for kind, numbers in self.anchors.by_kind():
+        for kind, numbers in self.anchors.numbers_by_kind():
             if not self._all_alive:
                 numbers = [number for number in numbers if alive[number] is not None]  # noqa: PLW2901
             objs = [alive[number] for number in numbers]
@@ -148,55 +152,58 @@ class Capture:
             try:
                 content = kind.read(objs, self)
             except Exception:
-                numbers, content = self._one_by_one(kind, numbers, objs)  # noqa: PLW2901
+                numbers, content = self._read_one_by_one(kind, numbers, objs)  # noqa: PLW2901
             if content is not None:
                 groups.append((kind.name, numbers, content))
         return groups
 
-    def _one_by_one(
+    def _read_one_by_one(
         self, kind: Kind, numbers: list[int], objs: list[Any]
     ) -> tuple[list[int], list[Any]]:
-        """Read the objects of a group one by one; report those that fail."""
+        """Return numbers and contents of the objects that can be read; report each object that cannot."""
         good: list[int] = []
         contents: list[Any] = []
         for number, obj in zip(numbers, objs, strict=True):
             try:
                 contents.extend(kind.read([obj], self) or ())
             except Exception as exc:
-                self.miss(obj, f"it cannot be read ({type(exc).__name__}: {exc})")
+                self.report_missing(obj, f"it cannot be read ({type(exc).__name__}: {exc})")
             else:
                 good.append(number)
         return good, contents
 
-    def prune(self, body: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the body without the parts that cannot be pickled; report these parts."""
-        roots, contents, *rest = body
-        kept_roots = {
+    def without_unpicklable(self, body: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the body without the contents that cannot be pickled, and report each of them.
+
+        `body` is (variables, contents of anchors, changed classes, random state).
+        """
+        roots, contents, *other_parts = body
+        good_roots = {
             name: value if self._can_dump(value) else Unpicklable(value)
             for name, value in roots.items()
         }
-        kept = []
+        good_contents = []
         for kind, numbers, group in contents:
             good = [i for i, content in enumerate(group) if self._can_dump(content, numbers[i])]
-            kept.append((kind, [numbers[i] for i in good], [group[i] for i in good]))
-        return kept_roots, kept, *rest
+            good_contents.append((kind, [numbers[i] for i in good], [group[i] for i in good]))
+        return good_roots, good_contents, *other_parts
 
     def _can_dump(self, value: Any, number: int | None = None) -> bool:
         pickler = StatePickler(io.BytesIO(), self)
         pickler.memo = self._memo()
         deeper = value
-        for _ in range(_MARGIN):
+        for _ in range(_NESTING_MARGIN):
             deeper = (deeper,)
         try:
             pickler.dump(deeper)
         except Exception as exc:
             obj = value if number is None else self.alive[number]
-            self.miss(obj, f"it cannot be pickled ({type(exc).__name__}: {exc})")
+            self.report_missing(obj, f"it cannot be pickled ({type(exc).__name__}: {exc})")
             return False
         return True
 
     def changed_classes(self) -> list[tuple[int, type]]:
-        """Return the anchors whose `__class__` was assigned since the walk."""
+        """Return (number, class) of each anchor whose `__class__` was assigned since the loop was entered."""
         classes = list(map(type, self.alive))
         if classes == self.anchors.types:
             return []
@@ -204,23 +211,23 @@ class Capture:
         changed = [number for number, (current, recorded) in pairs if current is not recorded]
         return [(number, classes[number]) for number in changed if self.alive[number] is not None]
 
-    def again(self) -> Capture:
-        """Return a new capture that starts with the missing parts of this one."""
-        fresh = Capture(self.anchors, self.roots, check_sharing=True)
-        fresh.missing, fresh.reported = self.missing, self.reported
-        return fresh
+    def restarted(self) -> Capture:
+        """Return a new capture for a second attempt, which keeps the missing parts that are reported already."""
+        new_capture = Capture(self.anchors, self.roots, check_sharing=True)
+        new_capture.missing, new_capture.reported_objects = self.missing, self.reported_objects
+        return new_capture
 
     def release(self) -> None:
         """Drop all references to the program's objects, without waiting for the garbage collector."""
         self.alive, self.roots, self.placeholders, self._locals = [], {}, [], None
-        for container in (self.presumed_unshared, self.met_by_address, self.reported):
+        for container in (self.presumed_unshared, self.captured_by_address, self.reported_objects):
             container.clear()
 
-    def shared(self) -> bool:
-        """Return True if an array of `presumed_unshared` does share its memory."""
+    def has_shared_small_arrays(self) -> bool:
+        """Return True if an array of `presumed_unshared` shares its memory with another array."""
         if not self.presumed_unshared:
             return False
-        if not self.presumed_unshared.keys().isdisjoint(self.viewed):
+        if not self.presumed_unshared.keys().isdisjoint(self.ids_with_views):
             return True
         sizes = {nbytes for _, nbytes in self.blocks.index}
         return any(
@@ -230,7 +237,7 @@ class Capture:
         )
 
     def dump(self, body: object) -> tuple[bytes, bytes]:
-        """Return the pickle of `body`, then pickles of objects found while pickling it, then None."""
+        """Return the pickle of `body`, and the pickles of what pickling `body` has found, which end with None."""
         out = io.BytesIO()
         pickler = StatePickler(out, self)
         pickler.memo = self._memo()
@@ -238,36 +245,40 @@ class Capture:
         dumped: set[int] = set()
         while True:
             cells, self.cells = self.cells, []
-            arrays_seen = {n: a for n, a in self.met_by_address.items() if n not in dumped}
-            if not cells and not arrays_seen:
+            arrays = {n: a for n, a in self.captured_by_address.items() if n not in dumped}
+            if not cells and not arrays:
                 break
-            dumped.update(arrays_seen)
+            dumped.update(arrays)
             pickler.dump(("cells", [(cell, CellKind.values(cell)) for cell in cells]))
-            pickler.dump(("contents", self._late_contents(arrays_seen)))
+            pickler.dump(("contents", self._contents_by_address(arrays)))
         # searching the memo is slow: skip it if the stream holds no number that may be an `id`
         stream = out.getvalue()
-        # write the rest to the emptied buffer: appending to a stream in use would copy it
+        # write the next pickles to the emptied buffer: appending would copy the stream, which is in use
         out.seek(0)
         out.truncate()
         numbers = possible_ids(stream)
-        with_ids = with_marked_ids(pickler.memo.copy(), numbers, self) if numbers else []
+        with_ids = contents_with_ids(pickler.memo.copy(), numbers, self) if numbers else []
         if with_ids:
             pickler.dump(("addresses", with_ids))
-        sets = self._reordered(pickler, with_ids) if _SET in stream else []
+        sets = self._reordered_sets(pickler, with_ids) if _SET_OPCODES in stream else []
         if sets:
             pickler.dump(("sets", sets))
         pickler.dump(None)
         pickler.clear_memo()
         return stream, out.getvalue()
 
-    def _late_contents(self, arrays: dict[int, Any]) -> list[tuple[str, list[int], list[Any]]]:
+    def _contents_by_address(
+        self, arrays: dict[int, Any]
+    ) -> list[tuple[str, list[int], list[Any]]]:
         numbers, objs = list(arrays), list(arrays.values())
         self.anchors.index.update({id(obj): number for number, obj in arrays.items()})
         content = self.anchors.kinds[numbers[0]].read(objs, self) if objs else None
         return [("array", numbers, content)] if content else []
 
-    def _reordered(self, pickler: StatePickler, with_ids: MarkedContents) -> list[tuple[Any, Any]]:
-        """Return the new sets that a restore would give another order, each with a recipe."""
+    def _reordered_sets(
+        self, pickler: StatePickler, with_ids: MarkedContents
+    ) -> list[tuple[Any, Any]]:
+        """Return the sets created by the loop that a restore would give another order, each with a recipe."""
         reordered = []
         with_id_numbers = {id(obj) for obj, _ in with_ids}
         for _, obj in pickler.memo.copy().values():
@@ -293,32 +304,33 @@ class Capture:
 
 
 MAGIC = b"RVSTATE1"
+"""First bytes of a skeleton."""
 _LENGTH = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """State at a boundary: small parts in `skeleton`, large memory in `buffers`.
+    """A captured state: `skeleton`, and the views of large memory in `buffers`, by key.
 
-    The buffers are views of live memory: copy them before the program continues.
+    The buffers are views of live memory: copy their bytes before the program continues.
     """
 
     skeleton: bytes
     buffers: dict[str, Any]
     missing: list[MissingPart]
-    """The parts that could not be captured; empty if the capture is complete."""
+    """The parts that could not be captured; empty if the state is complete."""
     likely_unchanged: Collection[str] = ()
-    """Keys of buffers that will probably not change: frozen weights, data."""
+    """Keys of buffers that will probably not change, such as frozen weights and data."""
     owners: Sequence[Any] = ()
-    """Objects that own the memory of the buffers; this reference keeps them alive."""
+    """Objects that own the memory of the buffers, and that this reference keeps alive."""
 
 
 def capture(anchors: Anchors, roots: Mapping[str, object], *, rng: bool = True) -> Captured:
-    """Return the state reachable from the anchors and the names in `roots`.
+    """Return the state of all objects that the anchors and the variables in `roots` lead to.
 
-    `roots` holds the names that are bound now; a restore unbinds all others. The capture changes
-    nothing in the program. It lists an object that it cannot capture in `missing`, and captures
-    the rest.
+    `roots` holds the variables that are bound now, by name; a restore unbinds all other variables. The capture
+    changes nothing in the program. An object that cannot be captured is listed in `missing`. With `rng`, the
+    state includes the global random state.
     """
     # thousands of short-lived tuples would start garbage collections of the whole program
     with GcPaused(), plain_access():
@@ -348,6 +360,7 @@ def _capture(anchors: Anchors, roots: Mapping[str, object], *, rng: bool) -> Cap
 def _read(
     anchors: Anchors, roots: Mapping[str, object], *, rng: bool
 ) -> tuple[Capture, tuple[bytes, bytes]]:
+    """Return the finished capture and its pickles; capture again if pickling fails or small arrays share memory."""
     random_state = read_global() if rng else None
     while True:
         capturing = Capture(anchors, roots, check_sharing=anchors.shares_arrays)
@@ -355,16 +368,16 @@ def _read(
         try:
             stream = capturing.dump(body)
         except Exception:
-            capturing = capturing.again()
+            capturing = capturing.restarted()
             body = (dict(roots), capturing.contents(), capturing.changed_classes(), random_state)
-            stream = capturing.dump(capturing.prune(body))
-        if anchors.shares_arrays or not capturing.shared():
+            stream = capturing.dump(capturing.without_unpicklable(body))
+        if anchors.shares_arrays or not capturing.has_shared_small_arrays():
             return capturing, stream
         anchors.shares_arrays = True
 
 
 def split(skeleton: bytes) -> tuple[dict[str, Any], memoryview]:
-    """Return the header of a skeleton and the pickle stream after it."""
+    """Return the header of a skeleton, and the pickles that follow the header."""
     view = memoryview(skeleton)
     start = len(MAGIC) + _LENGTH.size
     if bytes(view[: len(MAGIC)]) != MAGIC:
@@ -379,10 +392,10 @@ def split(skeleton: bytes) -> tuple[dict[str, Any], memoryview]:
 
 
 class _HeaderUnpickler(pickle.Unpickler):
-    """Reads a header: only numbers, texts, bytes, lists, tuples and dicts."""
+    """Reads the header of a skeleton, which consists of numbers, texts, bytes, lists, tuples and dicts."""
 
     def find_class(self, module: str, name: str, /) -> Any:
-        """Refuse every name: a header has none, so this one may be an attack."""
+        """Raise StateError: a header names no class or function, so this name may be an attack."""
         raise StateError(
             f"The header of this state names {module}.{name}. Rearview never writes such a name: the "
             "state is damaged, or made to run code. Nothing was run. Do not trust this store.",

@@ -1,8 +1,8 @@
-"""Choose the codec (`Kind`) for an object: `kind_of`, called by the walk and by capture.
+"""Choose the codec (`Kind`) of an object: `kind_of`, which the walk and `capture` call.
 
-Four kinds have no codec: a value (`VALUE`), an immutable object that may lead to anchors (`THROUGH`),
-an object that only its own pickling can read (`INLINE`), and an object that is captured as a
-reference only (`REF`).
+An *anchor* is an object that existed when the loop was entered. Four kinds capture nothing: an immutable value
+(`VALUE`), an immutable object that may lead to anchors (`THROUGH`), an object that only the pickling methods of its
+class can read (`INLINE`), and an object that is captured as a reference (`REF`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from rearview.state.codecs.containers import (
     WEAK_CONTAINERS,
 )
 from rearview.state.codecs.data_loaders import LOADER, is_loader_iterator
-from rearview.state.codecs.generators import GENERATOR, LOOP_ITERATOR, LoopIterator
 from rearview.state.codecs.open_files import CSV_WRITER, HDF5, OUTSIDE, THREAD, stream_kind
 from rearview.state.codecs.python_objects import (
     COMPILED,
@@ -47,17 +46,18 @@ from rearview.state.codecs.python_objects import (
     has_functions,
 )
 from rearview.state.codecs.rng import random_kind
+from rearview.state.codecs.suspended_generators import GENERATOR, LOOP_ITERATOR, LoopIterator
 from rearview.state.codecs.tensors import TensorKind
 from rearview.state.codecs.thread_and_process_values import hidden_kind
 from rearview.state.exclusions import BY_REFERENCE, excluded_attributes
 from rearview.state.memory_blocks import is_array, is_tensor
 
 VALUE = Kind()
-"""Immutable: pickled wherever it occurs, never an anchor."""
+"""Kind of immutable values: pickled wherever they occur, never anchors."""
 THROUGH = Kind()
-"""Immutable, but may lead to anchors: pickled where it occurs, entered by the walk."""
+"""Kind of immutable objects that may lead to anchors: pickled wherever they occur, and entered by the walk."""
 INLINE = Kind()
-"""Only its own pickling can read it: pickled where it occurs, so that restore replaces it."""
+"""Kind of objects that only the pickling methods of their class can read: a restore replaces them by new objects."""
 
 _VALUES = (
     type(None),
@@ -91,13 +91,12 @@ _VALUE_BASES: tuple[type, ...] = (
     BaseException,
     random.SystemRandom,
 )
-# Immutable classes of libraries, looked up only if the library is loaded.
 _LIBRARY_VALUES = {
     "torch": ("dtype", "device", "layout", "memory_format", "Size", "finfo", "iinfo"),
     "numpy": ("dtype", "generic", "ufunc"),
 }
-# objects of these libraries serve the computation and are not training state: captured by reference
-_BYSTANDERS = (
+"""By library: its immutable classes, which are looked up only if the library is loaded."""
+_NOT_STATE = (
     *BY_REFERENCE,
     "asyncio.",
     "concurrent.futures.",
@@ -113,8 +112,9 @@ _BYSTANDERS = (
     "traitlets.",
     "zmq.",
 )
-# Python objects whose own pickling leaves out caches and engines
+"""Beginnings of the names of classes whose instances are not training state: captured by reference."""
 _PICKLE_THEMSELVES = ("pandas.", "polars.")
+"""Libraries whose classes have pickling methods that leave out caches and engines."""
 _PYTHON_MADE = (types.FunctionType, types.MethodType, weakref.ref, tuple, io.IOBase)
 _IMMUTABLE_NATIVE = ("jaxlib.", "jax.", "pyarrow.", "tokenizers.")
 _LOCKS = (
@@ -131,7 +131,7 @@ _UNUSABLE = (
 
 
 def kind_of(obj: Any, project: Any) -> Kind:
-    """Return the kind of an object; all objects of a type have the same kind, except classes.
+    """Return the codec of an object; except for classes, all objects of one type have one codec.
 
     `project` returns True for the name of a module that belongs to the project.
     """
@@ -181,6 +181,7 @@ def _tensor_or_array(obj: Any) -> Kind | None:
 
 
 def _by_name(obj: Any) -> Kind | None:
+    """Return the codec of an object whose class is known by its name, or None for any other object."""
     cls = type(obj)
     name = f"{cls.__module__}.{cls.__qualname__}"
     if cls is LoopIterator:
@@ -191,7 +192,7 @@ def _by_name(obj: Any) -> Kind | None:
         return COMPILED if cls.__name__ == "OptimizedModule" else REF
     if name.startswith(_UNUSABLE) or cls.__name__ == "_MultiProcessingDataLoaderIter":
         return OUTSIDE
-    if name.startswith(_BYSTANDERS) or name.startswith(_LOCKS):
+    if name.startswith(_NOT_STATE) or name.startswith(_LOCKS):
         return REF
     if name == "_csv.writer":
         return CSV_WRITER
@@ -208,6 +209,7 @@ def _by_name(obj: Any) -> Kind | None:
 
 
 def _by_layout(obj: Any) -> Kind:
+    """Return the codec of an object by where its class keeps the state of instances (`layout_of`)."""
     cls = type(obj)
     if cls is dict:
         return PLAIN_DICT
@@ -231,10 +233,10 @@ def _by_layout(obj: Any) -> Kind:
 
 
 def needs_own_pickling(obj: Any) -> bool:
-    """Return True if an object can only be captured by its class's own pickling.
+    """Return True if only the pickling methods of its class can capture an object.
 
-    Example: an XGBoost booster wraps a pointer and a polars data frame a Rust object. Their
-    attributes cannot be captured, but their own methods can pickle them.
+    Example: an XGBoost booster wraps a pointer, and a polars data frame wraps a Rust object. Rearview cannot
+    capture the attributes of such objects, but the methods of their classes can pickle them.
     """
     cls = type(obj)
     reduce, reduce_ex = (getattr(cls, name) for name in ("__reduce__", "__reduce_ex__"))
@@ -251,6 +253,7 @@ def needs_own_pickling(obj: Any) -> bool:
 
 
 def _is_handle(value: Any) -> bool:
+    """Return True if a value stands for memory of a C library, and cannot be pickled."""
     cls = type(value)
     if cls.__module__ in {"ctypes", "_ctypes"} or cls.__name__ == "PyCapsule":
         return True
@@ -262,7 +265,7 @@ def _is_handle(value: Any) -> bool:
 
 
 def can_pickle(obj: Any) -> bool:
-    """Return True if the object's own pickling works."""
+    """Return True if the pickling methods of an object work."""
     try:
         obj.__reduce_ex__(5)
     except Exception:

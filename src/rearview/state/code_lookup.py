@@ -1,4 +1,4 @@
-"""Find functions and classes by name: which can be imported, and where the code of nested ones is.
+"""Find functions and classes by name, and the code of nested functions by its location in a module.
 
 `PatchedBuiltin` is the class of the objects by which Rearview replaces builtin functions.
 """
@@ -15,17 +15,17 @@ from typing import Any, Self
 from rearview.errors import StateError
 
 CodeLocation = tuple[str, str, int, str]
-"""Module, qualified name, number among the functions of that name, digest of the code."""
+"""Module, qualified name, number among the functions with this qualified name, digest of the code."""
 
 
 class PatchedBuiltin(functools.partial[Any]):
-    """Replaces a builtin function; pickled by name, like the builtin.
+    """An object that replaces a builtin function, and that pickle stores by its name, like the builtin.
 
-    It is no Python function, so it does not become a method in a class, and a call adds no frame.
+    Like a builtin, it does not become a method in a class, and a call of it adds no frame.
     """
 
     def __new__(cls, call: Callable[..., Any], real: Any) -> Self:
-        """Return an object that calls `call` and looks like the builtin function `real`."""
+        """Return an object that calls `call` and has the name and docstring of the builtin function `real`."""
         replacement = super().__new__(cls, call)
         functools.update_wrapper(replacement, real)
         return replacement
@@ -41,7 +41,7 @@ class PatchedBuiltin(functools.partial[Any]):
 
 
 def importable(obj: Any) -> bool:
-    """Return True if the module and qualified name of `obj` lead to `obj` itself."""
+    """Return True if the attribute of the module of `obj` with the qualified name of `obj` is `obj` itself."""
     module = sys.modules.get(obj.__module__ or "")
     value: Any = module
     for part in obj.__qualname__.split("."):
@@ -52,7 +52,10 @@ def importable(obj: Any) -> bool:
 
 
 def name_in_module(obj: Any, module_name: str) -> str | None:
-    """Return the dotted name by which a module, or a class in it, holds `obj` itself, or None."""
+    """Return the dotted name of the attribute of a module, or of a class in the module, that is `obj`.
+
+    Return None if there is no such attribute.
+    """
     module = sys.modules.get(module_name)
     attributes = dict(vars(module)) if module is not None else {}
     for name, value in attributes.items():
@@ -66,27 +69,27 @@ def name_in_module(obj: Any, module_name: str) -> str | None:
 
 
 def locate(function: types.FunctionType) -> CodeLocation | None:
-    """Return the location of a nested function's code in its module, or None."""
+    """Return the location of a nested function's code in its module, or None if the code is not found there."""
     code = function.__code__
-    same = [c for c in codes(function.__module__) if c.co_qualname == code.co_qualname]
-    for number, candidate in enumerate(same):
+    candidates = [c for c in codes(function.__module__) if c.co_qualname == code.co_qualname]
+    for number, candidate in enumerate(candidates):
         if candidate is code or candidate == code:
             return function.__module__, code.co_qualname, number, digest(code)
     return None
 
 
 def code_at(location: CodeLocation) -> types.CodeType:
-    """Return the code at a location: first by its digest, else by its number.
+    """Return the code at a location: the code with the recorded digest, or else the code with the recorded number.
 
-    Line numbers are not used: probes add lines, and perhaps functions.
+    A location has no line number, because probes add lines. Raise StateError if the code no longer exists.
     """
     module, qualname, number, recorded_digest = location
-    same = [c for c in codes(module) if c.co_qualname == qualname]
-    for candidate in same:
+    candidates = [c for c in codes(module) if c.co_qualname == qualname]
+    for candidate in candidates:
         if digest(candidate) == recorded_digest:
             return candidate
-    if number < len(same):
-        return same[number]
+    if number < len(candidates):
+        return candidates[number]
     raise StateError(
         f"The function {qualname} no longer exists in {module}. "
         "Replay with the recorded source plus probes only.",
@@ -95,7 +98,7 @@ def code_at(location: CodeLocation) -> types.CodeType:
 
 
 def digest(code: types.CodeType) -> str:
-    """Return a hash of a function's code that does not depend on line numbers."""
+    """Return a hash of the code of a function that does not depend on line numbers."""
     hasher = hashlib.sha256(code.co_code)
     for part in (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars):
         hasher.update(repr(part).encode())
@@ -107,15 +110,15 @@ def digest(code: types.CodeType) -> str:
 
 
 def codes(module_name: str) -> Iterator[types.CodeType]:
-    """Yield every code object of a module that can be reached, outer before nested ones."""
-    seen: set[int] = set()
+    """Yield every code object that a module leads to; the code of a function comes before that of nested functions."""
+    visited_ids: set[int] = set()
     for top in _outer_codes(module_name):
         stack = [top]
         while stack:
             code = stack.pop()
-            if id(code) in seen:
+            if id(code) in visited_ids:
                 continue
-            seen.add(id(code))
+            visited_ids.add(id(code))
             yield code
             inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
             stack.extend(reversed(inner))
@@ -125,7 +128,7 @@ def _outer_codes(module_name: str) -> Iterator[types.CodeType]:
     module = sys.modules.get(module_name)
     if module is None:
         return
-    # the code of the module itself exists only while it runs; it then contains all others
+    # the code of the module itself exists only while it runs, and contains the code of all functions
     for frame in sys._current_frames().values():
         caller: types.FrameType | None = frame
         while caller is not None:
@@ -135,23 +138,24 @@ def _outer_codes(module_name: str) -> Iterator[types.CodeType]:
     yield from _codes_in(vars(module), module_name, set())
 
 
-def _codes_in(names: Any, module_name: str, seen: set[int]) -> Iterator[types.CodeType]:
-    for value in list(names.values()):
+def _codes_in(attributes: Any, module_name: str, visited_ids: set[int]) -> Iterator[types.CodeType]:
+    """Yield the code of functions among `attributes`, in their closures, and in classes of the module."""
+    for value in list(attributes.values()):
         target = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
-        while target is not None and id(target) not in seen:
-            seen.add(id(target))
+        while target is not None and id(target) not in visited_ids:
+            visited_ids.add(id(target))
             if isinstance(target, types.FunctionType):
                 yield target.__code__
                 for cell in target.__closure__ or ():
-                    inner = getattr(cell, "cell_contents", None) if _bound(cell) else None
+                    inner = getattr(cell, "cell_contents", None) if _is_bound(cell) else None
                     if isinstance(inner, types.FunctionType):
-                        yield from _codes_in({"": inner}, module_name, seen)
+                        yield from _codes_in({"": inner}, module_name, visited_ids)
             elif isinstance(target, type) and target.__module__ == module_name:
-                yield from _codes_in(vars(target), module_name, seen)
+                yield from _codes_in(vars(target), module_name, visited_ids)
             target = getattr(target, "__wrapped__", None)
 
 
-def _bound(cell: types.CellType) -> bool:
+def _is_bound(cell: types.CellType) -> bool:
     try:
         _ = cell.cell_contents
     except ValueError:

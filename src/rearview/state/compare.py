@@ -1,7 +1,8 @@
-"""Compare the state of a replay with a recorded one and describe where they differ: the proof.
+"""Compare the state of a replay with the recorded state, and describe each difference in words.
 
-States are equal if the program could not tell them apart: values bit by bit, identity where it can
-matter, memory where a tensor or array uses it.
+Two states are equal if the program could not tell them apart: all values are equal bit by bit, references that
+led to one object lead to one object, and the bytes that tensors and arrays use are equal. An *anchor* is an object that
+existed when the loop was entered (`object_walk`); a *node* describes a captured object (`skeleton_reader`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from rearview.model import MissingPart
 from rearview.state.capture import Captured, split
 from rearview.state.codecs.open_files import UNKNOWN_POSITION
 from rearview.state.exclusions import belongs_to_program, is_never_compared, uncompared_attributes
-from rearview.state.object_walk import Anchors, spell, tidy
+from rearview.state.object_walk import Anchors, readable_path, step_text
 from rearview.state.skeleton_reader import (
     CONTENT_FIELDS,
     EXTRAS,
@@ -51,9 +52,9 @@ from rearview.state.skeleton_reader import (
 def memory_texts(
     recorded: Any, current: Any, spans: list[Span] | None = None
 ) -> tuple[str, str] | None:
-    """Return how two blocks of memory differ, or None if they are equal byte for byte.
+    """Return how two blocks of memory differ, as a text for each block; None if all bytes are equal.
 
-    With `spans`, only those bytes count.
+    With `spans`, only the bytes in these spans are compared.
     """
     import numpy as np
 
@@ -81,55 +82,59 @@ def memory_texts(
 
 
 def render(path: tuple[Any, str]) -> str:
-    """Return a path as people write it."""
+    """Return the path to an object as people write it, such as `model.layers[2].weight`."""
     parts = []
     step: Any = path
     while step is not None:
         step, text = step
         parts.append(text)
-    return tidy("".join(reversed(parts)))
+    return readable_path("".join(reversed(parts)))
 
 
 Path = tuple[Any, str]
-"""Linked steps: (path of the parent or None, text of this step)."""
+"""Path to an object: (path of the object that holds it, or None for a variable; text of the last step)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where two states differ, and how."""
+    """One difference between a recorded state and the current one."""
 
     path: str
-    then: str
-    now: str
+    """Path to the object that differs."""
+    recorded: str
+    """Short text of the recorded value."""
+    current: str
+    """Short text of the current value."""
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.then} when recorded, {self.now} now"
+        return f"{self.path}: {self.recorded} when recorded, {self.current} now"
 
 
 def compare(
     anchors: Anchors,
-    captured_now: Captured,
-    skeleton_then: bytes,
-    buffers_then: Callable[[str], Any],
+    captured: Captured,
+    recorded_skeleton: bytes,
+    recorded_buffers: Callable[[str], Any],
     *,
-    missing_then: Collection[MissingPart] = (),
-    same: Callable[[str, str], bool] | None = None,
+    recorded_missing: Collection[MissingPart] = (),
+    equal_buffers: Callable[[str, str], bool] | None = None,
     ignore: Callable[[str], bool] | None = None,
 ) -> Difference | None:
-    """Return the first difference between the state now and a recorded one, or None.
+    """Return the first difference between a recorded state and the captured one; None if the states are equal.
 
-    `missing_then` lists what the recorded state lacks: a file is no difference if its position is
-    unknown on one side and reported as missing there. `same(then, now)`, if given, returns True if
-    two buffers are known to be equal by their hashes, so that they need not be read. `ignore`
-    returns True for paths that are left out.
+    `recorded_buffers` returns the bytes of a recorded buffer by its key. `recorded_missing` lists the parts that
+    could not be captured when the state was recorded: a file is no difference if one of the two states lacks its
+    position and lists the file as missing. `equal_buffers(recorded key, current key)`, if given, returns True if the
+    hashes of two buffers are known to be equal: the buffers are then not read. `ignore`, if given, returns True for
+    paths whose differences are left out.
     """
     all_differences = differences(
         anchors,
-        captured_now,
-        skeleton_then,
-        buffers_then,
-        missing_then=missing_then,
-        same=same,
+        captured,
+        recorded_skeleton,
+        recorded_buffers,
+        recorded_missing=recorded_missing,
+        equal_buffers=equal_buffers,
         ignore=ignore,
     )
     return next(all_differences, None)
@@ -137,226 +142,247 @@ def compare(
 
 def differences(
     anchors: Anchors,
-    captured_now: Captured,
-    skeleton_then: bytes,
-    buffers_then: Callable[[str], Any],
+    captured: Captured,
+    recorded_skeleton: bytes,
+    recorded_buffers: Callable[[str], Any],
     *,
-    missing_then: Collection[MissingPart] = (),
-    same: Callable[[str, str], bool] | None = None,
+    recorded_missing: Collection[MissingPart] = (),
+    equal_buffers: Callable[[str, str], bool] | None = None,
     ignore: Callable[[str], bool] | None = None,
 ) -> Iterator[Difference]:
-    """Yield every difference, outermost variables first; arguments as in `compare`."""
-    if _plainly_equal(captured_now, skeleton_then, buffers_then, same):
+    """Yield every difference between two states, the program's variables first; arguments as in `compare`."""
+    if _has_equal_bytes(captured, recorded_skeleton, recorded_buffers, equal_buffers):
         return
     comparison = _Comparison(
         anchors,
-        Skeleton(skeleton_then),
-        Skeleton(captured_now.skeleton),
-        buffers_then,
-        captured_now.buffers.__getitem__,
-        missing_then=missing_then,
-        missing_now=captured_now.missing,
-        same=same,
+        Skeleton(recorded_skeleton),
+        Skeleton(captured.skeleton),
+        recorded_buffers,
+        captured.buffers.__getitem__,
+        recorded_missing=recorded_missing,
+        current_missing=captured.missing,
+        equal_buffers=equal_buffers,
     )
     for difference in comparison.run():
         if ignore is None or not ignore(difference.path):
             yield difference
 
 
-def _plainly_equal(
-    now: Captured,
-    skeleton_then: bytes,
-    buffers_then: Callable[[str], Any],
-    same: Callable[[str, str], bool] | None,
+def _has_equal_bytes(
+    current: Captured,
+    recorded_skeleton: bytes,
+    recorded_buffers: Callable[[str], Any],
+    equal_buffers: Callable[[str, str], bool] | None,
 ) -> bool:
-    """Return True if all bytes are equal, the usual case; if not, the states may still be equal."""
-    head_then, stream_then = split(skeleton_then)
-    head_now, stream_now = split(now.skeleton)
-    if len(head_then["blocks"]) != len(head_now["blocks"]) or stream_then != stream_now:
+    """Return True if skeletons and buffers of two states are equal byte for byte, as they usually are.
+
+    States with different bytes may still be equal.
+    """
+    recorded_header, recorded_stream = split(recorded_skeleton)
+    current_header, current_stream = split(current.skeleton)
+    if (
+        len(recorded_header["blocks"]) != len(current_header["blocks"])
+        or recorded_stream != current_stream
+    ):
         return False
-    pairs = zip(head_then["outside"], head_now["outside"], strict=True)
+    pairs = zip(recorded_header["outside"], current_header["outside"], strict=True)
     outside = [((a, 0, None), (b, 0, None)) for a, b in pairs]
-    blocks = zip(head_then["blocks"], head_now["blocks"], strict=True)
+    blocks = zip(recorded_header["blocks"], current_header["blocks"], strict=True)
     for old, new in [*blocks, *outside]:
         if old[1] != new[1] or (old[0] is None) != (new[0] is None):
             return False
         if old[0] is None:
             if old[2] != new[2]:
                 return False
-        elif same is not None and same(old[0], new[0]):
+        elif equal_buffers is not None and equal_buffers(old[0], new[0]):
             continue
-        elif memory_texts(buffers_then(old[0]), now.buffers[new[0]]) is not None:
+        elif memory_texts(recorded_buffers(old[0]), current.buffers[new[0]]) is not None:
             return False
     return True
 
 
 class _Comparison:
+    """The comparison of two states.
+
+    In every method, `a` is a part of the recorded state and `b` the corresponding part of the current state.
+    """
+
     def __init__(
         self,
         anchors: Anchors,
-        then: Skeleton,
-        now: Skeleton,
-        buffers_then: Callable[[str], Any],
-        buffers_now: Callable[[str], Any],
+        recorded: Skeleton,
+        current: Skeleton,
+        recorded_buffers: Callable[[str], Any],
+        current_buffers: Callable[[str], Any],
         *,
-        missing_then: Collection[MissingPart],
-        missing_now: Collection[MissingPart],
-        same: Callable[[str, str], bool] | None,
+        recorded_missing: Collection[MissingPart],
+        current_missing: Collection[MissingPart],
+        equal_buffers: Callable[[str, str], bool] | None,
     ) -> None:
         self.anchors = anchors
-        self.missing_then = {part.path for part in missing_then}
-        self.missing_now = {part.path for part in missing_now}
-        self.then, self.now = then, now
-        self.buffers_then, self.buffers_now = buffers_then, buffers_now
-        self.same = same
+        self.recorded_missing = {part.path for part in recorded_missing}
+        self.current_missing = {part.path for part in current_missing}
+        self.recorded, self.current = recorded, current
+        self.recorded_buffers, self.current_buffers = recorded_buffers, current_buffers
+        self.equal_buffers = equal_buffers
         self._partner: dict[int, int] = {}
-        self._back: dict[int, int] = {}
-        self._entered: set[int] = set()
-        self._kept: list[Any] = []
-        """References that keep objects alive while their `id` is in use."""
+        """By `id` of a recorded object: the `id` of the current object that was compared with it."""
+        self._reverse_partner: dict[int, int] = {}
+        """By `id` of a current object: the `id` of the recorded object that was compared with it."""
+        self._compared_anchors: set[int] = set()
+        self._kept_alive: list[Any] = []
+        """References that keep objects alive while their `id` is a key of `_partner` or `_reverse_partner`."""
         self._stack: list[tuple[Any, Any, Path]] = []
-        self._late: list[tuple[Any, Any, Path]] = []
+        """Pairs of values that are still to be compared."""
+        self._late_sets: list[tuple[Any, Any, Path]] = []
+        """Sets that hold the `id` of objects: compared when all objects have partners."""
         self._late_dicts: list[tuple[Any, Any, Path]] = []
-        """Dicts that are compared when most objects are known to correspond."""
-        """Sets that hold the `id` of objects: compared after all objects are paired."""
+        """Dicts with keys that are hashed by address: compared when most objects have partners."""
         self._memory: list[tuple[BlockNode, BlockNode, Path]] = []
-        self._shown: list[tuple[Skeleton, Any]] = []
-        """Objects held by displays that are still to be searched for anchors."""
-        self._shown_seen: dict[int, Any] = {}
-        self._shown_anchors: set[int] = set()
-        """Anchors that only displays hold: compared only if something else holds them too."""
+        """Pairs of memory blocks whose bytes are still to be compared."""
+        self._display_values: list[tuple[Skeleton, Any]] = []
+        """Objects that progress bars and loggers hold and that are still to be searched for anchors."""
+        self._visited_display_values: dict[int, Any] = {}
+        self._display_anchors: set[int] = set()
+        """Anchors that progress bars and loggers hold: compared only if the program holds them, too."""
         self._spans: dict[int, list[Span]] = {}
+        """By `id` of a recorded memory block: the bytes of the block that tensors use."""
 
     def run(self) -> Iterator[Difference]:
-        """Yield the differences of roots, then of anchors that no root leads to, then of random state."""
-        yield from self._names()
-        shared = [name for name in self.then.roots if name in self.now.roots]
+        """Yield the differences of variables, of anchors that no variable leads to, and of the random state."""
+        yield from self._compare_root_names()
+        shared = [name for name in self.recorded.roots if name in self.current.roots]
         for name in shared:
-            path = (None, spell("", name))
-            yield from self._compare_from(self.then.roots[name], self.now.roots[name], path)
-        shared_anchors = self.then.contents.keys() & self.now.contents.keys()
-        for number in sorted(shared_anchors - self.then.by_address - self.now.by_address):
-            if number not in self._entered and self._only_shown(number):
+            path = (None, step_text("", name))
+            yield from self._compare_from(self.recorded.roots[name], self.current.roots[name], path)
+        shared_anchors = self.recorded.contents.keys() & self.current.contents.keys()
+        for number in sorted(shared_anchors - self.recorded.by_address - self.current.by_address):
+            if number not in self._compared_anchors and self._is_only_in_displays(number):
                 continue
             path = (None, self.anchors.path(number))
             yield from self._compare_from(Ref(number), Ref(number), path)
-        yield from self._dicts_by_address()
-        yield from self._addresses()
+        yield from self._compare_late_dicts()
+        yield from self._compare_late_sets()
         yield from self._compare_memory()
-        if self.then.rng is not None and self.now.rng is not None:
+        if self.recorded.rng is not None and self.current.rng is not None:
             # a probe may have imported a library that has a random generator
-            for name in self.then.rng.keys() & self.now.rng.keys():
+            for name in self.recorded.rng.keys() & self.current.rng.keys():
                 path = (None, f"<global state of {name}>")
-                yield from self._compare_from(self.then.rng[name], self.now.rng[name], path)
+                yield from self._compare_from(self.recorded.rng[name], self.current.rng[name], path)
             yield from self._compare_memory()
 
-    def _names(self) -> Iterator[Difference]:
-        for name in self.then.roots.keys() - self.now.roots.keys():
-            yield Difference(spell("", name), "bound", "unbound")
-        for name in self.now.roots.keys() - self.then.roots.keys():
-            yield Difference(spell("", name), "unbound", "bound")
+    def _compare_root_names(self) -> Iterator[Difference]:
+        for name in self.recorded.roots.keys() - self.current.roots.keys():
+            yield Difference(step_text("", name), "bound", "unbound")
+        for name in self.current.roots.keys() - self.recorded.roots.keys():
+            yield Difference(step_text("", name), "unbound", "bound")
 
-    def _compare_from(self, then: Any, now: Any, path: Path) -> Iterator[Difference]:
-        self._stack.append((then, now, path))
+    def _compare_from(self, recorded: Any, current: Any, path: Path) -> Iterator[Difference]:
+        self._stack.append((recorded, current, path))
         yield from self._work_off_stack()
 
     def _work_off_stack(self) -> Iterator[Difference]:
         while self._stack:
             a, b, path = self._stack.pop()
             before = len(self._stack)
-            difference = self._pair(a, b, path)
+            difference = self._compare_pair(a, b, path)
             if difference is not None:
                 yield difference
-            # the children were pushed in order: reverse them, so that they are popped in order
+            # `_compare_pair` pushed the parts in order: reverse these, so that they are popped in order
             self._stack[before:] = self._stack[before:][::-1]
 
-    def _differ(self, path: Path, then: Any, now: Any) -> Difference:
-        return Difference(render(path), short(then, self.anchors), short(now, self.anchors))
+    def _difference(self, path: Path, recorded: Any, current: Any) -> Difference:
+        return Difference(render(path), short(recorded, self.anchors), short(current, self.anchors))
 
-    def _pair(self, a: Any, b: Any, path: Path) -> Difference | None:
+    def _compare_pair(self, a: Any, b: Any, path: Path) -> Difference | None:
         if type(a) is not type(b) and not (is_array(a) and is_array(b)):
-            return self._differ(path, a, b)
+            return self._difference(path, a, b)
         if isinstance(a, Ref):
-            return self._refs(a, b, path)
+            return self._compare_anchors(a, b, path)
         if isinstance(a, BlockNode):
             return self._compare_blocks(a, b, path)
         if isinstance(a, type):
-            return None if a is b else self._differ(path, a, b)
+            return None if a is b else self._difference(path, a, b)
         if isinstance(a, float):
-            return None if struct.pack("d", a) == struct.pack("d", b) else self._differ(path, a, b)
+            return (
+                None if struct.pack("d", a) == struct.pack("d", b) else self._difference(path, a, b)
+            )
         if isinstance(a, complex):
             equal = struct.pack("2d", a.real, a.imag) == struct.pack("2d", b.real, b.imag)
-            return None if equal else self._differ(path, a, b)
+            return None if equal else self._difference(path, a, b)
         if isinstance(a, (OutsideKey, memoryview)):
-            return self._outside(a, b, path)
+            return self._compare_pickled_buffers(a, b, path)
         if isinstance(a, (list, tuple, dict, set, frozenset, ObjectNode)):
-            return self._compound(a, b, path)
-        return None if a == b else self._differ(path, a, b)
+            return self._compare_compound(a, b, path)
+        return None if a == b else self._difference(path, a, b)
 
-    def _compound(self, a: Any, b: Any, path: Path) -> Difference | None:
+    def _compare_compound(self, a: Any, b: Any, path: Path) -> Difference | None:
         partner = self._partner.get(id(a))
         if partner == id(b):
             return None
-        if has_identity(a) and (partner is not None or id(b) in self._back):
+        if has_identity(a) and (partner is not None or id(b) in self._reverse_partner):
             return Difference(render(path), "one object", "another object that is merely equal")
         self._pair_up(a, b)
         if isinstance(a, dict):
-            return self._dicts(a, b, path)
+            return self._compare_dicts(a, b, path)
         if isinstance(a, (list, tuple)):
-            return self._sequences(a, b, path)
+            return self._compare_sequences(a, b, path)
         if isinstance(a, (set, frozenset)):
-            return self._sets(a, b, path)
-        return self._nodes(a, b, path)
+            return self._compare_sets(a, b, path)
+        return self._compare_nodes(a, b, path)
 
     def _pair_up(self, a: Any, b: Any) -> None:
-        self._partner[id(a)], self._back[id(b)] = id(b), id(a)
-        self._kept.append((a, b))
+        self._partner[id(a)], self._reverse_partner[id(b)] = id(b), id(a)
+        self._kept_alive.append((a, b))
 
-    def _fields(self, a: Any, b: Any, path: Path, names: tuple[str, ...]) -> Difference | None:
+    def _compare_fields(
+        self, a: Any, b: Any, path: Path, names: tuple[str, ...]
+    ) -> Difference | None:
         if len(a) != len(b) or len(a) != len(names):
-            return self._sequences(a, b, path)
+            return self._compare_sequences(a, b, path)
         for left, right, name in zip(a, b, names, strict=True):
             if name == EXTRAS:
                 left, right = without_operation(left), without_operation(right)  # noqa: PLW2901
             self._stack.append((left, right, (path, name)))
         return None
 
-    def _sequences(self, a: Any, b: Any, path: Path, style: str = "[") -> Difference | None:
+    def _compare_sequences(self, a: Any, b: Any, path: Path, style: str = "[") -> Difference | None:
         if isinstance(a, ArrayBody):
-            self._note_span(a)
-            return self._fields(a, b, path, ArrayBody.FIELDS[: len(a)])
+            self._add_span(a)
+            return self._compare_fields(a, b, path, ArrayBody.FIELDS[: len(a)])
         if len(a) != len(b):
             return Difference(render(path), f"{len(a)} items", f"{len(b)} items")
         if same_values(a, b):
             return None
         for number, (left, right) in enumerate(zip(a, b, strict=True)):
-            self._stack.append((left, right, (path, spell(style, number))))
+            self._stack.append((left, right, (path, step_text(style, number))))
         return None
 
-    def _dicts(self, a: Any, b: Any, path: Path, style: str = "[") -> Difference | None:
+    def _compare_dicts(self, a: Any, b: Any, path: Path, style: str = "[") -> Difference | None:
         if is_environment(a) and is_environment(b):
             a, b = compared_variables(a), compared_variables(b)
         keys_a, keys_b = list(a), list(b)
         if set(map(type, keys_a)) <= QUICK and set(map(type, keys_b)) <= QUICK:
             if keys_a != keys_b:
-                return self._keys(keys_a, keys_b, path)
+                return self._key_difference(keys_a, keys_b, path)
         elif len(keys_a) != len(keys_b):
             return Difference(render(path), f"{len(a)} keys", f"{len(b)} keys")
-        elif self._in_another_order(keys_a, keys_b):
+        elif self._have_another_order(keys_a, keys_b):
             self._late_dicts.append((a, b, path))
             return None
         else:
             for left, right in zip(keys_a, keys_b, strict=True):
                 self._stack.append((left, right, (path, f"<key {short(left, self.anchors)}>")))
         for left, right in zip(keys_a, keys_b, strict=True):
-            text = spell(style, left) if type(left) in QUICK else f"[{self._name(left)}]"
+            text = step_text(style, left) if type(left) in QUICK else f"[{self._key_text(left)}]"
             self._stack.append((a[left], b[right], (path, text)))
         return None
 
-    def _in_another_order(self, a: list[Any], b: list[Any]) -> bool:
-        """Return True if the keys of two dicts are hashed by their address, and are not the same one by one.
+    def _have_another_order(self, a: list[Any], b: list[Any]) -> bool:
+        """Return True if the keys of two dicts are hashed by their address and may be in another order.
 
-        A dict that was filled from a set of them has another order in every process.
+        A dict that was filled from a set of objects which are hashed by their address has another order in
+        every process.
         """
         anchors_a, anchors_b = ([getattr(key, "number", None) for key in each] for each in (a, b))
         if anchors_a == anchors_b and None not in anchors_a:
@@ -366,70 +392,74 @@ class _Comparison:
     def _is_hashed_by_address(self, key: Any) -> bool:
         if isinstance(key, ObjectNode) and key.label == "build tensor":
             return True
-        cls = self._class(key)
+        cls = self._class_of(key)
         if cls is None:
             return False
         tensor = any(b.__module__ == "torch" and b.__name__ == "Tensor" for b in cls.__mro__)
         hashing: object = cls.__hash__
         return tensor or hashing is object.__hash__
 
-    def _dicts_by_address(self) -> Iterator[Difference]:
-        """Compare dicts whose keys are hashed by address: each key with the key that identifies the same object."""
+    def _compare_late_dicts(self) -> Iterator[Difference]:
+        """Yield the differences of dicts whose keys are hashed by address.
+
+        Each recorded key is compared with the current key that is the corresponding object.
+        """
         while self._late_dicts:
             a, b, path = self._late_dicts.pop(0)
-            rest = {_identity(key): key for key in b}
-            pairs = [(key, rest.pop(self._identity_now(key), None)) for key in a]
-            unmatched = iter(rest.values())  # objects that nothing else refers to, in their order
-            for key, other in pairs:
-                match = next(unmatched) if other is None else other
+            unpaired_keys = {_identity(key): key for key in b}
+            pairs = [(key, unpaired_keys.pop(self._current_identity(key), None)) for key in a]
+            # objects to which only this dict refers are compared in the order of the dict
+            remaining_keys = iter(unpaired_keys.values())
+            for key, current_key in pairs:
+                match = next(remaining_keys) if current_key is None else current_key
                 self._stack.append((key, match, (path, f"<key {short(key, self.anchors)}>")))
-                self._stack.append((a[key], b[match], (path, f"[{self._name(key)}]")))
+                self._stack.append((a[key], b[match], (path, f"[{self._key_text(key)}]")))
             yield from self._work_off_stack()
 
-    def _identity_now(self, key: Any) -> Any:
-        """Return the identity of the object that corresponds to a recorded one."""
+    def _current_identity(self, key: Any) -> Any:
+        """Return the `_identity` of the current object that corresponds to a recorded object."""
         return key.number if isinstance(key, Ref) else ("object", self._partner.get(id(key)))
 
-    def _keys(self, a: list[Any], b: list[Any], path: Path) -> Difference:
+    def _key_difference(self, a: list[Any], b: list[Any], path: Path) -> Difference:
         where = render(path)
-        gone = [key for key in a if key not in set(b)]
-        new = [key for key in b if key not in set(a)]
-        if not gone and not new:
+        only_recorded = [key for key in a if key not in set(b)]
+        only_current = [key for key in b if key not in set(a)]
+        if not only_recorded and not only_current:
             return Difference(where, f"keys in the order {short(a)}", f"in the order {short(b)}")
         return Difference(
             where,
-            f"has the keys {short(gone)}" if gone else "has no such key",
-            f"has the keys {short(new)}" if new else "has no such key",
+            f"has the keys {short(only_recorded)}" if only_recorded else "has no such key",
+            f"has the keys {short(only_current)}" if only_current else "has no such key",
         )
 
-    def _sets(self, a: Any, b: Any, path: Path) -> Difference | None:
+    def _compare_sets(self, a: Any, b: Any, path: Path) -> Difference | None:
         if set(map(type, a)) <= QUICK:
-            return None if a == b else self._differ(path, a - b, b - a)
+            return None if a == b else self._difference(path, a - b, b - a)
         if any(map(is_object_id, a)) and len(a) == len(b):
-            self._late.append((a, b, path))
+            self._late_sets.append((a, b, path))
             return None
-        return self._ignoring_order(a, b, path)
+        return self._compare_unordered(a, b, path)
 
-    def _addresses(self) -> Iterator[Difference]:
-        while self._late:
-            a, b, path = self._late.pop(0)
+    def _compare_late_sets(self) -> Iterator[Difference]:
+        while self._late_sets:
+            a, b, path = self._late_sets.pop(0)
             left, right = without_matched_ids(a, b, self._partner)
-            difference = self._ignoring_order(left, right, path)
+            difference = self._compare_unordered(left, right, path)
             if difference is not None:
                 yield difference
             yield from self._work_off_stack()
 
-    def _ignoring_order(self, a: Any, b: Any, path: Path) -> Difference | None:
+    def _compare_unordered(self, a: Any, b: Any, path: Path) -> Difference | None:
         sorted_a, sorted_b = sorted(a, key=canonical), sorted(b, key=canonical)
-        return self._sequences(sorted_a, sorted_b, path, "{")
+        return self._compare_sequences(sorted_a, sorted_b, path, "{")
 
-    def _nodes(self, a: ObjectNode, b: ObjectNode, path: Path) -> Difference | None:
+    def _compare_nodes(self, a: ObjectNode, b: ObjectNode, path: Path) -> Difference | None:
         name = class_of(a, self.anchors)
         if is_never_compared(name) and name == class_of(b, self.anchors):
             return None
         if is_object_id(a) and not has_identity(a.args[0]):
-            return self._differ(path, a, b)
-        parts_a, parts_b = self.then.parts(a), self.now.parts(b)
+            return self._difference(path, a, b)
+        parts_a, parts_b = self.recorded.parts(a), self.current.parts(b)
         if a.label == b.label == "build function":
             parts_a, parts_b = (
                 function_as_recorded(parts_a, parts_a),
@@ -439,161 +469,178 @@ class _Comparison:
             recorded = a.state or {}
             self._stack.append((parts_a, parts_b, path))
             current = {name: value for name, value in b.state.items() if name in recorded}
-            return self._dicts(recorded, current, path)
+            return self._compare_dicts(recorded, current, path)
         if a.label == b.label == "build file":
-            if self._unknown_position(parts_a[0], parts_b[0], path):
+            if self._is_unknown_position(parts_a[0], parts_b[0], path):
                 return None
         if a.label in NODE_FIELDS:
-            return self._fields(parts_a, parts_b, path, NODE_FIELDS[a.label])
+            return self._compare_fields(parts_a, parts_b, path, NODE_FIELDS[a.label])
         self._stack.append((parts_a, parts_b, path))
         for left, right in ((a.items, b.items), (a.pairs, b.pairs)):
             if left or right:
                 self._stack.append((left, right, path))
-        return self._attributes(self._class(a), a.state, b.state, path)
+        return self._compare_attributes(self._class_of(a), a.state, b.state, path)
 
-    def _attributes(self, cls: type | None, a: Any, b: Any, path: Path) -> Difference | None:
-        """Compare the attributes of two instances of a class that are training state.
+    def _compare_attributes(
+        self, cls: type | None, a: Any, b: Any, path: Path
+    ) -> Difference | None:
+        """Compare those attributes of two instances of `cls` that are training state.
 
-        `a` and `b` are dicts, or pairs of a dict and slots; any other value is compared directly.
+        `a` and `b` hold the attributes: a dict, or a pair of a dict and a dict of slots. Any other value is
+        compared like a value of the program.
         """
         if isinstance(a, dict) and isinstance(b, dict):
-            (a, shown_a), (b, shown_b) = (
+            (a, display_a), (b, display_b) = (
                 uncompared_attributes(cls).split(a),
                 uncompared_attributes(cls).split(b),
             )
-            for tree, shown, shown_by_other in (
-                (self.then, shown_a, shown_b),
-                (self.now, shown_b, shown_a),
+            for tree, attributes, other_attributes in (
+                (self.recorded, display_a, display_b),
+                (self.current, display_b, display_a),
             ):
-                for key, value in shown.items():
-                    if key not in shown_by_other or not self._belongs_to_program(
-                        value, shown_by_other[key]
+                for key, value in attributes.items():
+                    if key not in other_attributes or not self._belongs_to_program(
+                        value, other_attributes[key]
                     ):
-                        self._shown.append((tree, value))
-                    elif tree is self.then:
-                        self._stack.append((value, shown_by_other[key], (path, spell(".", key))))
-            return self._dicts(a, b, path, ".")
-        if _with_slots(a) and _with_slots(b):
-            difference = self._attributes(cls, a[0] or {}, b[0] or {}, path)
-            return difference or self._attributes(cls, a[1], b[1], path)
+                        self._display_values.append((tree, value))
+                    elif tree is self.recorded:
+                        self._stack.append(
+                            (value, other_attributes[key], (path, step_text(".", key)))
+                        )
+            return self._compare_dicts(a, b, path, ".")
+        if _has_slots(a) and _has_slots(b):
+            difference = self._compare_attributes(cls, a[0] or {}, b[0] or {}, path)
+            return difference or self._compare_attributes(cls, a[1], b[1], path)
         self._stack.append((a, b, path))
         return None
 
     def _belongs_to_program(self, a: Any, b: Any) -> bool:
-        """Return True if an attribute of a display belongs to the program and has to be compared."""
-        classes = [self._class(value) for value in (a, b)]
+        """Return True if an attribute of a progress bar or logger is an object of the program.
+
+        Objects of the program are compared.
+        """
+        classes = [self._class_of(value) for value in (a, b)]
         return (
             classes[0] is classes[1] and classes[0] is not None and belongs_to_program(classes[0])
         )
 
-    def _class(self, value: Any) -> type | None:
-        """Return the class of an anchor or of an object created in the loop."""
+    def _class_of(self, value: Any) -> type | None:
+        """Return the class of an object; None if the value is no object or its class does not exist now."""
         if isinstance(value, Ref):
             return self.anchors.types[value.number]
         return live_class(value, self.anchors) if isinstance(value, ObjectNode) else None
 
-    def _only_shown(self, number: int) -> bool:
-        """Return True if only displays hold an anchor."""
-        while self._shown:
-            tree, value = self._shown.pop()
+    def _is_only_in_displays(self, number: int) -> bool:
+        """Return True if only progress bars and loggers hold the anchor with this number."""
+        while self._display_values:
+            tree, value = self._display_values.pop()
             if isinstance(value, Ref):
-                if value.number not in self._shown_anchors:
-                    self._shown_anchors.add(value.number)
-                    self._shown.append((tree, tree.contents.get(value.number, ("", None))[1]))
+                if value.number not in self._display_anchors:
+                    self._display_anchors.add(value.number)
+                    self._display_values.append(
+                        (tree, tree.contents.get(value.number, ("", None))[1])
+                    )
             elif isinstance(value, (list, tuple, set, frozenset, dict, ObjectNode)):
-                if id(value) not in self._shown_seen:
-                    self._shown_seen[id(value)] = value
-                    self._shown += [(tree, part) for part in _inside(value)]
-        return number in self._shown_anchors
+                if id(value) not in self._visited_display_values:
+                    self._visited_display_values[id(value)] = value
+                    self._display_values += [(tree, part) for part in _parts_of(value)]
+        return number in self._display_anchors
 
-    def _refs(self, a: Ref, b: Ref, path: Path) -> Difference | None:
+    def _compare_anchors(self, a: Ref, b: Ref, path: Path) -> Difference | None:
         if a.number != b.number:
-            return self._differ(path, a, b)
-        if a.number in self._entered:
+            return self._difference(path, a, b)
+        if a.number in self._compared_anchors:
             return None
-        self._entered.add(a.number)
-        kind, left = self.then.contents.get(a.number, ("", None))
-        kind_now, right = self.now.contents.get(a.number, ("", None))
-        if kind != kind_now:
-            return Difference(render(path), kind or "gone", kind_now or "gone")
+        self._compared_anchors.add(a.number)
+        kind, left = self.recorded.contents.get(a.number, ("", None))
+        current_kind, right = self.current.contents.get(a.number, ("", None))
+        if kind != current_kind:
+            return Difference(render(path), kind or "gone", current_kind or "gone")
         path = (None, self.anchors.path(a.number))
         if kind == "object":
-            return self._attributes(self._class(a), left, right, path)
+            return self._compare_attributes(self._class_of(a), left, right, path)
         if kind in {"set", "weak set"}:
-            return self._sets(elements(left), elements(right), path)
+            return self._compare_sets(elements(left), elements(right), path)
         if kind == "function":
             right = content_as_recorded(left, right)
         if kind == "generator":
             right = generator_as_recorded(left, right)
-        if kind == "file" and self._unknown_position(left, right, path):
+        if kind == "file" and self._is_unknown_position(left, right, path):
             return None
         if left is not None and right is not None and kind in CONTENT_FIELDS:
-            return self._fields(left, right, path, CONTENT_FIELDS[kind])
+            return self._compare_fields(left, right, path, CONTENT_FIELDS[kind])
         self._stack.append((left, right, path))
         return None
 
-    def _unknown_position(self, then: Any, now: Any, path: Path) -> bool:
-        """Return True if the position of an open file is unknown on one side and reported missing.
+    def _is_unknown_position(self, recorded: Any, current: Any, path: Path) -> bool:
+        """Return True if one of the two states lacks the position of an open file, and lists the file as missing.
 
-        The position of a text file is unknown while the program iterates over it. Whether a boundary
-        lies before or after the end depends on how many iterations are drawn at once.
+        The position of a text file is unknown while the program iterates over the file. Whether a boundary
+        is before or after the end of the file depends on how many iterations are drawn at once.
         """
-        if then is None or now is None:  # closed on one side
+        if recorded is None or current is None:  # the file was closed, or is closed now
             return False
         where = render(path)
-        return (then == UNKNOWN_POSITION and where in self.missing_then) or (
-            now == UNKNOWN_POSITION and where in self.missing_now
+        return (recorded == UNKNOWN_POSITION and where in self.recorded_missing) or (
+            current == UNKNOWN_POSITION and where in self.current_missing
         )
 
     def _compare_blocks(self, a: BlockNode, b: BlockNode, path: Path) -> Difference | None:
         partner = self._partner.get(id(a))
         if partner == id(b):
             return None
-        if partner is not None or id(b) in self._back:
+        if partner is not None or id(b) in self._reverse_partner:
             return Difference(render(path), "memory of its own or shared", "shared otherwise")
         self._pair_up(a, b)
         if a.block.nbytes != b.block.nbytes or a.block.device != b.block.device:
             sizes = [f"{p.block.nbytes} bytes on {p.block.device}" for p in (a, b)]
             return Difference(render(path), *sizes)
-        both_have_keys = self.same is not None and a.block.key and b.block.key
-        if both_have_keys and self.same and self.same(a.block.key or "", b.block.key or ""):
+        both_have_keys = self.equal_buffers is not None and a.block.key and b.block.key
+        if (
+            both_have_keys
+            and self.equal_buffers
+            and self.equal_buffers(a.block.key or "", b.block.key or "")
+        ):
             return None
         self._memory.append((a, b, path))
         return None
 
     def _compare_memory(self) -> Iterator[Difference]:
-        """Yield differences of memory blocks, after all tensors and arrays have noted their bytes."""
+        """Yield the differences of memory blocks; `_spans` must hold the spans of all tensors and arrays."""
         for a, b, path in self._memory:
-            left, right = self._data(a, self.buffers_then), self._data(b, self.buffers_now)
+            left, right = (
+                self._bytes_of_block(a, self.recorded_buffers),
+                self._bytes_of_block(b, self.current_buffers),
+            )
             texts = memory_texts(left, right, self._spans.get(id(a)))
             if texts is not None:
                 yield Difference(render(path), *texts)
         self._memory = []
 
-    def _note_span(self, body: ArrayBody) -> None:
-        """Note which bytes of its block a tensor uses; the others may be uninitialised."""
+    def _add_span(self, body: ArrayBody) -> None:
+        """Remember which bytes of its block a tensor uses: the remaining bytes may be uninitialised."""
         span = span_of(body)
         whole = (0, (body[0].block.nbytes,), (1,))
         self._spans.setdefault(id(body[0]), []).append(whole if span is None else span)
 
     @staticmethod
-    def _data(node: BlockNode, buffers: Callable[[str], Any]) -> Any:
+    def _bytes_of_block(node: BlockNode, buffers: Callable[[str], Any]) -> Any:
         block = node.block
         return block.data if block.key is None else buffers(block.key)
 
-    def _outside(self, a: Any, b: Any, path: Path) -> Difference | None:
+    def _compare_pickled_buffers(self, a: Any, b: Any, path: Path) -> Difference | None:
         key_a, key_b = bytes(a).decode(), bytes(b).decode()
-        if self.same is not None and self.same(key_a, key_b):
+        if self.equal_buffers is not None and self.equal_buffers(key_a, key_b):
             return None
-        texts = memory_texts(self.buffers_then(key_a), self.buffers_now(key_b))
+        texts = memory_texts(self.recorded_buffers(key_a), self.current_buffers(key_b))
         return None if texts is None else Difference(render(path), *texts)
 
-    def _name(self, key: Any) -> str:
+    def _key_text(self, key: Any) -> str:
         return self.anchors.path(key.number) if isinstance(key, Ref) else short(key, self.anchors)
 
 
-def _with_slots(state: Any) -> bool:
-    """Return True for a pair of attributes and slots, as pickle and the codecs write them."""
+def _has_slots(state: Any) -> bool:
+    """Return True if a state is a pair of attributes and slots, as pickle and the codecs store an instance."""
     return (
         type(state) is tuple
         and len(state) == 2
@@ -602,8 +649,8 @@ def _with_slots(state: Any) -> bool:
     )
 
 
-def _inside(value: Any) -> Iterator[Any]:
-    """Yield the objects inside a container or node."""
+def _parts_of(value: Any) -> Iterator[Any]:
+    """Yield the parts of a container or node."""
     if isinstance(value, ObjectNode):
         yield from (value.args, value.items, value.pairs, value.state)
     elif isinstance(value, dict):
@@ -614,4 +661,5 @@ def _inside(value: Any) -> Iterator[Any]:
 
 
 def _identity(key: Any) -> Any:
+    """Return a value that identifies the object that is a key of a dict."""
     return key.number if isinstance(key, Ref) else ("object", id(key))

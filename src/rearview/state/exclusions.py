@@ -1,18 +1,19 @@
-"""Decide which objects and attributes are not training state.
+"""Decide which objects and attributes are excluded from the training state.
 
-Training state is every object that the program can reach and that may change what it computes or
-logs later. Objects that only display the computation, send it away or measure it are not.
-The class of an object decides, not the name that leads to it:
+Training state is every object that the program can reach and that may change what the program computes or
+logs later. Displays and trackers only show the computation, send its results away or measure it, and are not state.
+The class of an object decides, not the variable that leads to the object:
 
-1. A *bystander* is an instance of a class that one of the libraries in `DISPLAYS` or `TRACKERS`
-   defines, or of a class derived from one.
-2. Values that the library's own code keeps in a bystander (times, caches, widths, texts) are not state.
-3. Values that other code keeps in a bystander are state: attributes that a derived class assigns, attributes
-   that nothing in the library names, and objects of the program or of other libraries.
-4. The position of a progress bar is state (`COUNTED`): programs read `bar.n`.
+1. A *display* or *tracker* is an instance of a class that one of the libraries in `DISPLAYS` or `TRACKERS` defines,
+   or of a class derived from such a class.
+2. Values that the library's own code stores in a display or tracker (times, caches, widths, texts) are not state.
+3. Values that other code stores in a display or tracker are state: attributes that a derived class assigns,
+   attributes that the library does not name, and objects of the program or of other libraries.
+4. The position of a progress bar is state (`BAR_ATTRIBUTES`), because programs read `bar.n`.
 
 Some attributes of other library classes are not state either: addresses, times, tasks of threads
-(`_NO_STATE`). `capture` skips these; `compare` skips all of the above.
+(`_EXCLUDED_ATTRIBUTES`). `capture` leaves out these attributes, and stores the displays and trackers in `BY_REFERENCE`
+as references; `compare` leaves out everything that is not state.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ TRACKERS = (
     "torch.utils.tensorboard.",
     "wandb.",
 )
-"""Libraries that store or upload results, or measure time."""
-_LIVE = ("IPython.", "logging.", "loguru.", "rich.")
-"""Displays that are captured by reference, like trackers."""
+"""Beginnings of the names of classes of libraries that store or upload results, or measure time."""
+_LIVE_DISPLAYS = ("IPython.", "logging.", "loguru.", "rich.")
+"""Displays other than progress bars. They are captured by reference, like trackers."""
 BARS = (
     "alive_progress.",
     "enlighten.",
@@ -66,22 +67,22 @@ BARS = (
     "transformers.trainer_callback.ProgressCallback",
     "transformers.utils.notebook.",
 )
-"""Progress bars. Replays do not reproduce the times that they read from the clock, either."""
-DISPLAYS = (*_LIVE, *BARS)
+"""Progress bars. A replay does not reproduce the times that progress bars read from the clock."""
+DISPLAYS = (*_LIVE_DISPLAYS, *BARS)
 """Progress bars, live displays, loggers and their handlers and formatters."""
-BY_REFERENCE = (*TRACKERS, *_LIVE)
-"""Objects of these libraries are captured by reference; their content is never compared."""
-COUNTED: Mapping[str, frozenset[str]] = {
+BY_REFERENCE = (*TRACKERS, *_LIVE_DISPLAYS)
+"""Displays and trackers that are captured by reference; their content is never compared."""
+BAR_ATTRIBUTES: Mapping[str, frozenset[str]] = {
     "keras.src.utils.progbar.": frozenset({"_seen_so_far", "target"}),
     "progressbar.": frozenset({"max_value", "value"}),
     "tqdm.": frozenset({"iterable", "n", "total"}),
 }
 """Attributes of progress bars that programs read: the position, the total, the iterable.
 
-The iterator inside progressbar2's bar is not listed: its generator draws from an iterator that a
-restore cannot replace.
+The iterator inside a bar of progressbar2 is left out: it is a generator that draws from an iterator which a restore
+cannot replace.
 """
-_NO_STATE = {
+_EXCLUDED_ATTRIBUTES = {
     "absl.flags._flagvalues.FlagValues": frozenset({"__flags_by_module_id"}),
     "fsspec.spec.AbstractFileSystem": frozenset({"_fs_token_"}),
     "keras.src.callbacks.callback_list.CallbackList": frozenset({"_futures"}),
@@ -93,9 +94,9 @@ _NO_STATE = {
 
 
 def excluded_attributes(cls: type) -> frozenset[str]:
-    """Return the attributes of a class's instances that are neither captured nor compared."""
+    """Return the names of attributes of a class's instances that are neither captured nor compared."""
     names = map(type_name, cls.__mro__)
-    return frozenset().union(*(_NO_STATE.get(name, ()) for name in names))
+    return frozenset().union(*(_EXCLUDED_ATTRIBUTES.get(name, ()) for name in names))
 
 
 def is_never_compared(name: str) -> bool:
@@ -109,55 +110,57 @@ def is_never_compared(name: str) -> bool:
 
 @functools.lru_cache(maxsize=1000)
 def uncompared_attributes(cls: type | None) -> UncomparedAttributes:
-    """Return the attributes of a class's instances that are not compared."""
+    """Return which attributes of a class's instances are not compared; for None (an unknown class), none."""
     if cls is None:
         return UncomparedAttributes(frozenset(), None)
     libraries = _display_bases(cls)
     if not libraries:
         return UncomparedAttributes(excluded_attributes(cls), None)
-    kept_for_program: set[str] = set()
+    program_names: set[str] = set()
     for base in cls.__mro__[:-1]:
-        if type_name(base).startswith(_ALL):
-            for prefix, counted in COUNTED.items():
-                kept_for_program |= counted if type_name(base).startswith(prefix) else set()
+        if type_name(base).startswith(_DISPLAYS_AND_TRACKERS):
+            for prefix, names in BAR_ATTRIBUTES.items():
+                program_names |= names if type_name(base).startswith(prefix) else set()
         else:
-            kept_for_program |= set(_assigned(_codes(vars(base).values(), base.__module__)))
+            program_names |= set(
+                _assigned_attributes(_code_objects(vars(base).values(), base.__module__))
+            )
     modules = {base.__module__: sys.modules.get(base.__module__) for base in libraries}
     names_in_library: set[str] = set()
     for module_name, module in modules.items():
-        for code in _codes(vars(module).values() if module else (), module_name):
+        for code in _code_objects(vars(module).values() if module else (), module_name):
             names_in_library.update(code.co_names, code.co_varnames)
             names_in_library.update(text for text in code.co_consts if isinstance(text, str))
     for base in libraries:
         names_in_library |= vars(base).keys() | getattr(base, "__annotations__", {}).keys()
     return UncomparedAttributes(
-        excluded_attributes(cls), frozenset(names_in_library - kept_for_program)
+        excluded_attributes(cls), frozenset(names_in_library - program_names)
     )
 
 
 class UncomparedAttributes:
-    """The attributes of a class that a comparison of two states leaves out."""
+    """The attributes of a class's instances that a comparison of two states leaves out."""
 
-    def __init__(self, always: frozenset[str], shown: frozenset[str] | None) -> None:
+    def __init__(self, always: frozenset[str], display_only: frozenset[str] | None) -> None:
         self.always = always
-        """Addresses, times and tasks: never compared."""
-        self.shown = shown
-        """Attributes that the display's own code uses; None if the class is no bystander."""
+        """Names of attributes that are never compared: addresses, times and tasks."""
+        self.display_only = display_only
+        """Names of attributes that the library's own code uses; None if the class is no display or tracker."""
 
     def split(self, attributes: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
-        """Return the attributes that are compared, and those that only the display's code uses."""
-        if not self.always and self.shown is None:
+        """Return two dicts: the attributes that are compared, and the attributes that only the library's code uses."""
+        if not self.always and self.display_only is None:
             return attributes, {}
-        shown = self.shown or frozenset()
+        library_names = self.display_only or frozenset()
         candidates = {k: v for k, v in attributes.items() if k not in self.always}
         return (
-            {k: v for k, v in candidates.items() if k not in shown},
-            {k: v for k, v in candidates.items() if k in shown},
+            {k: v for k, v in candidates.items() if k not in library_names},
+            {k: v for k, v in candidates.items() if k in library_names},
         )
 
 
 def belongs_to_program(cls: type) -> bool:
-    """Return True if a display that holds an instance of this class holds an object of the program.
+    """Return True if an instance of this class, held by a display or tracker, belongs to the program.
 
     >>> import collections, logging
     >>> belongs_to_program(collections.OrderedDict), belongs_to_program(logging.Formatter)
@@ -168,17 +171,17 @@ def belongs_to_program(cls: type) -> bool:
     return cls.__module__.partition(".")[0] not in sys.stdlib_module_names
 
 
-_ALL = (*TRACKERS, *DISPLAYS)
+_DISPLAYS_AND_TRACKERS = (*TRACKERS, *DISPLAYS)
 
 
 def _display_bases(cls: type) -> list[type]:
-    """Return the base classes that a display or tracker library defines."""
-    return [base for base in cls.__mro__ if type_name(base).startswith(_ALL)]
+    """Return the class and base classes of `cls` that libraries for displays and tracking define."""
+    return [base for base in cls.__mro__ if type_name(base).startswith(_DISPLAYS_AND_TRACKERS)]
 
 
 @functools.lru_cache(maxsize=1000)
 def class_named(name: str) -> type | None:
-    """Return the class with that full name, or None if its module is not loaded."""
+    """Return the class with this full name, or None if its module is not loaded."""
     parts = name.split(".")
     for n in range(len(parts) - 1, 0, -1):
         value: Any = sys.modules.get(".".join(parts[:n]))
@@ -189,30 +192,32 @@ def class_named(name: str) -> type | None:
     return None
 
 
-def _codes(values: Iterable[Any], module: str) -> Iterator[types.CodeType]:
-    """Yield the code objects of functions and of a module's classes, nested ones included."""
-    waiting = list(values)
-    seen: set[int] = set()
-    while waiting:
-        value = waiting.pop()
-        if id(value) in seen:
+def _code_objects(values: Iterable[Any], module: str) -> Iterator[types.CodeType]:
+    """Yield the code objects of functions among `values` and in classes of `module`, and of nested functions."""
+    remaining_values = list(values)
+    visited_ids: set[int] = set()
+    while remaining_values:
+        value = remaining_values.pop()
+        if id(value) in visited_ids:
             continue
-        seen.add(id(value))
+        visited_ids.add(id(value))
         if isinstance(value, types.CodeType):
             yield value
-            waiting += [part for part in value.co_consts if isinstance(part, types.CodeType)]
+            remaining_values += [
+                part for part in value.co_consts if isinstance(part, types.CodeType)
+            ]
         elif isinstance(value, type):
-            waiting += vars(value).values() if value.__module__ == module else ()
+            remaining_values += vars(value).values() if value.__module__ == module else ()
         elif isinstance(value, property):
-            waiting += [value.fget, value.fset, value.fdel]
+            remaining_values += [value.fget, value.fset, value.fdel]
         else:
             function = getattr(value, "__wrapped__", None) or getattr(value, "__func__", value)
             if isinstance(function, types.FunctionType):
-                waiting.append(function.__code__)
+                remaining_values.append(function.__code__)
 
 
-def _assigned(codes: Iterable[types.CodeType]) -> Iterator[str]:
-    """Yield the names of the attributes that code assigns."""
+def _assigned_attributes(codes: Iterable[types.CodeType]) -> Iterator[str]:
+    """Yield the names of the attributes that the code assigns."""
     import dis
 
     for code in codes:

@@ -1,7 +1,7 @@
-"""Memory blocks of arrays and tensors: each block is stored once, however many views it has.
+"""Memory blocks of arrays and tensors: a state stores each block once, however many arrays and tensors share it.
 
-`Blocks` collects the blocks of one capture, `RestoredMemory` provides them to one restore. `GcPaused`
-suspends garbage collection while objects are captured.
+`Blocks` collects the blocks of one capture. `RestoredMemory` gives the blocks of a recorded state to the arrays and
+tensors of one restore. `GcPaused` suspends garbage collection while objects are captured.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ SMALL = 4096
 
 
 PROCESS_MEMORY: Any = (ctypes.c_char * sys.maxsize).from_address(0)
-"""All memory of this process. A slice of it is a copy, four times as fast as `ctypes.string_at` and
-without its audit event."""
+"""All memory of this process. Slicing copies a part of the memory four times as fast as `ctypes.string_at`, and
+without an audit event."""
 
 
 @functools.cache
@@ -33,15 +33,15 @@ def _memory_as_array() -> Any:
 
 
 def view_of(address: int, nbytes: int) -> Any:
-    """Return live memory as an array of bytes; the caller keeps it alive."""
+    """Return a view of live memory as an array of bytes; the caller keeps the memory alive."""
     return _memory_as_array()[address - 1 : address - 1 + nbytes]
 
 
 class GcPaused:
-    """Context manager: no garbage is collected in the body, which makes millions of objects, but no garbage.
+    """Context manager that disables garbage collection in its body, which creates millions of objects but no garbage.
 
-    It is a class because a generator would make objects after the collector is enabled again, and so
-    could start a collection itself.
+    A context manager written as a generator would create objects after enabling the collector, which could start a
+    collection.
     """
 
     __slots__ = ("_was_enabled",)
@@ -56,26 +56,26 @@ class GcPaused:
 
 
 def is_tensor(obj: object) -> bool:
-    """Return True if `obj` is a tensor, without importing torch."""
+    """Return True if `obj` is a torch tensor; do not import torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(obj, torch.Tensor)
 
 
 def is_array(obj: object) -> bool:
-    """Return True if `obj` is an array, without importing NumPy."""
+    """Return True if `obj` is a NumPy array; do not import NumPy."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(obj, numpy.ndarray)
 
 
 def bytes_of(storage: Any) -> Any:
-    """Return the bytes of a CPU storage as a NumPy array, without copying."""
+    """Return a view of the bytes of a torch storage on the CPU, as a NumPy array."""
     import torch
 
     return torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
 
 
 def root_of(array: Any) -> Any:
-    """Return the array at the bottom of a chain of views."""
+    """Return the array that `array`, a view or a view of a view, is based on; `array` itself if it is no view."""
     import numpy as np
 
     while isinstance(array.base, np.ndarray):
@@ -84,7 +84,7 @@ def root_of(array: Any) -> Any:
 
 
 def extent(array: Any) -> tuple[int, int, Any]:
-    """Return address and size of the memory under an array, and the array that spans it."""
+    """Return the address and size of the memory that an array views, and the array based on all of this memory."""
     root = root_of(array)
     address = root.__array_interface__["data"][0]
     flags = root.flags
@@ -98,7 +98,7 @@ def extent(array: Any) -> tuple[int, int, Any]:
 
 
 def bytes_at(address: int, nbytes: int, owner: object) -> Any:
-    """Return live memory as an array of bytes, which keeps `owner` alive."""
+    """Return a view of live memory as an array of bytes, which keeps `owner` alive."""
     import numpy as np
 
     raw = (ctypes.c_ubyte * nbytes).from_address(address)
@@ -107,42 +107,45 @@ def bytes_at(address: int, nbytes: int, owner: object) -> Any:
 
 
 class Block(NamedTuple):
-    """One block of memory in a skeleton."""
+    """A block of memory in a skeleton."""
 
     key: str | None
-    """Key of its buffer, or None if `data` holds the bytes."""
+    """Key of the buffer with the bytes, or None if `data` holds the bytes."""
     nbytes: int
     data: bytes | None
-    home: int
-    """Number of the anchor whose live memory it is, -1 for memory allocated after the walk."""
+    anchor_number: int
+    """Number of the anchor that the memory belongs to; -1 for memory of an object that the loop created."""
     device: str
 
 
 Row = tuple[str | None, int, bytes | None, int, str]
+"""The fields of a `Block`."""
 
 
 class Blocks:
     """The memory blocks of one capture.
 
-    `keys` maps (address, size) to the key in the previous capture: a block that stays in place keeps
-    its key, so that the writer can find out whether it changed.
+    `keys` holds the keys of the previous capture by (address, size): memory at an unchanged address keeps its key, so
+    that the writer can find out whether its bytes have changed.
     """
 
     def __init__(self, keys: dict[tuple[int, int], str]) -> None:
         self.table: list[Row] = []
-        """The fields of each Block, as plain tuples for speed."""
+        """Each block, as a plain tuple for speed."""
         self.buffers: dict[str, Any] = {}
+        """By key: a view of the memory of each large block."""
         self.likely_unchanged: set[str] = set()
-        """Keys of blocks that will probably not change: frozen weights, data."""
+        """Keys of blocks that will probably not change, such as frozen weights and data."""
         self.owners: list[Any] = []
-        """Objects that own the memory of the buffers; this reference keeps them alive."""
+        """Objects that own the memory of the buffers, and that this reference keeps alive."""
         self.keys: dict[tuple[int, int], str] = {}
+        """By (address, size): the key of each large block."""
         self.index: dict[tuple[int, int], int] = {}
-        """Number of a block by (address, size)."""
+        """By (address, size): the number of each block in `table`."""
         self.shapes: dict[tuple[int, ...], tuple[int, ...]] = {}
-        """Shapes and strides: equal ones become one tuple, which pickle writes once."""
-        self._earlier = keys
-        self._taken = set(keys.values())
+        """Shapes and strides by value: equal shapes become one tuple, which pickle writes once."""
+        self._earlier_keys = keys
+        self._used_keys = set(keys.values())
 
     def add(
         self,
@@ -150,65 +153,70 @@ class Blocks:
         nbytes: int,
         view: Callable[[], Any],
         *,
-        home: int,
+        anchor_number: int,
         device: str = "cpu",
         likely_unchanged: bool = False,
     ) -> int:
-        """Add a block and return its number; `view` returns its bytes as a buffer if it is big."""
+        """Add a block and return its number; `view` returns a view of the bytes, and is called for a large block."""
         number = len(self.table)
         if nbytes == 0 or device == "meta":
-            self.table.append((None, nbytes, b"", home, device))
+            self.table.append((None, nbytes, b"", anchor_number, device))
             return number
         location = (address, nbytes)
         self.index[location] = number
         if nbytes <= SMALL and device == "cpu":
             self.table.append(
-                (None, nbytes, PROCESS_MEMORY[address : address + nbytes], home, device)
+                (None, nbytes, PROCESS_MEMORY[address : address + nbytes], anchor_number, device)
             )
             return number
-        self._name(location, number, view(), home, device)
+        self._add_with_key(location, number, view(), anchor_number, device)
         if likely_unchanged:
             self.likely_unchanged.add(self.keys[location])
         return number
 
     def add_host(
-        self, location: tuple[int, int], owner: object, home: int, *, likely_unchanged: bool
+        self,
+        location: tuple[int, int],
+        owner: object,
+        anchor_number: int,
+        *,
+        likely_unchanged: bool,
     ) -> int:
-        """Add a big block of CPU memory that lives as long as `owner`; return its number."""
+        """Add a large block of CPU memory that exists as long as `owner`; return the number of the block."""
         number = self.index[location] = len(self.table)
-        self._name(location, number, view_of(*location), home, "cpu")
+        self._add_with_key(location, number, view_of(*location), anchor_number, "cpu")
         self.owners.append(owner)
         if likely_unchanged:
             self.likely_unchanged.add(self.keys[location])
         return number
 
-    def _name(
-        self, location: tuple[int, int], number: int, view: object, home: int, device: str
+    def _add_with_key(
+        self, location: tuple[int, int], number: int, view: object, anchor_number: int, device: str
     ) -> None:
-        key = self._earlier.get(location) if home < 0 else f"a{home}"
+        key = self._earlier_keys.get(location) if anchor_number < 0 else f"a{anchor_number}"
         if key is None or key in self.buffers:
-            key = self._fresh(number)
+            key = self._new_key(number)
         self.keys[location] = key
         self.buffers[key] = view
-        self.table.append((key, location[1], None, home, device))
+        self.table.append((key, location[1], None, anchor_number, device))
 
     def add_bytes(self, buffer: Any) -> str:
-        """Add the bytes that an object's own pickling handed over; return their key."""
-        key = self._fresh(len(self.table))
+        """Add the bytes of a buffer that a pickling method of a class passed to pickle; return their key."""
+        key = self._new_key(len(self.table))
         self.buffers[key] = buffer
         return key
 
-    def _fresh(self, number: int) -> str:
+    def _new_key(self, number: int) -> str:
         key = f"i{number}"
-        while key in self._taken or key in self.buffers:
+        while key in self._used_keys or key in self.buffers:
             number += 1
             key = f"i{number}"
-        self._taken.add(key)
+        self._used_keys.add(key)
         return key
 
 
 class RestoredMemory:
-    """The memory blocks of one restore: an anchor's live memory where possible, else allocated."""
+    """The memory blocks of one restore: live memory of anchors where it fits, and newly allocated memory."""
 
     def __init__(
         self,
@@ -218,45 +226,50 @@ class RestoredMemory:
         path: Callable[[int], str],
         into: Callable[[str, Any], None] | None = None,
     ) -> None:
-        """`buffers` returns the bytes of a key; `into`, if given, reads them into memory directly."""
+        """Use the blocks in `table`, with the live anchors that `live` returns by number.
+
+        `buffers` returns the bytes of the buffer with a key; `into`, if given, reads the bytes of a buffer directly
+        into the memory passed to it. `path` returns the path to an anchor, for messages.
+        """
         self.table = table
         self._buffers = buffers
         self._into = into
-        self._live = live
-        self._path = path
+        self._anchor = live
+        self._anchor_path = path
         self._storages: dict[int, Any] = {}
         self._arrays: dict[int, Any] = {}
-        self._claimed: set[int] = set()
+        self._used_addresses: set[int] = set()
 
-    def claim(self) -> None:
-        """Fill the live memory of the anchors with the blocks that belong to it, each at most once.
+    def fill_live_memory(self) -> None:
+        """Fill the live memory of each anchor with the recorded bytes of its block.
 
-        This comes before any object is built: the unpickling of some classes reads an array at once.
+        Memory that several anchors share is filled once. Call this before any object is built: the unpickling of
+        some classes reads an array at once.
         """
         for number, block in enumerate(self.table):
-            if block.home >= 0:
-                self._claim(number, block)
+            if block.anchor_number >= 0:
+                self._use_live_memory(number, block)
                 if number in self._arrays or number in self._storages:
                     self._fill(number, block)
 
-    def _claim(self, number: int, block: Block) -> None:
-        anchor = self._live(block.home)
+    def _use_live_memory(self, number: int, block: Block) -> None:
+        anchor = self._anchor(block.anchor_number)
         if anchor is None:
             return
         if is_tensor(anchor):
             storage = anchor.untyped_storage()
             fits = storage.nbytes() == block.nbytes and str(storage.device) == block.device
-            if fits and storage.data_ptr() not in self._claimed:
-                self._claimed.add(storage.data_ptr())
+            if fits and storage.data_ptr() not in self._used_addresses:
+                self._used_addresses.add(storage.data_ptr())
                 self._storages[number] = storage
         else:
             address, nbytes, _ = extent(anchor)
-            if nbytes == block.nbytes and address not in self._claimed:
-                self._claimed.add(address)
+            if nbytes == block.nbytes and address not in self._used_addresses:
+                self._used_addresses.add(address)
                 self._arrays[number] = bytes_at(address, nbytes, anchor)
 
     def storage(self, number: int) -> Any:
-        """Return a block as a torch storage."""
+        """Return the block with this number as a torch storage."""
         import torch
 
         if number not in self._storages:
@@ -269,7 +282,7 @@ class RestoredMemory:
         return self._storages[number]
 
     def array(self, number: int) -> Any:
-        """Return a block as a NumPy array of bytes."""
+        """Return the block with this number as a NumPy array of bytes."""
         import numpy as np
 
         if number not in self._arrays:
@@ -281,11 +294,11 @@ class RestoredMemory:
                 self._fill(number, block)
         return self._arrays[number]
 
-    def owner(self, number: int, dtype: Any, shape: Any, strides: Any) -> Any:
-        """Return a new array that owns all of a block, if no array or tensor uses the block yet; else None.
+    def owning_array(self, number: int, dtype: Any, shape: Any, strides: Any) -> Any:
+        """Return a new array that owns the memory of a whole block.
 
-        An array that does not own its memory cannot be resized, and the arrays that view it would
-        name another array as their base.
+        Return None if an array or tensor uses the block already, or if no new array has these strides. An array that
+        does not own its memory cannot be resized, and the `base` of views of the array would be another array.
         """
         import numpy as np
 
@@ -301,6 +314,7 @@ class RestoredMemory:
         return None
 
     def _fill(self, number: int, block: Block) -> None:
+        """Write the recorded bytes of a block into its storage or array."""
         import numpy as np
 
         if block.device == "meta" or not block.nbytes:
@@ -317,7 +331,7 @@ class RestoredMemory:
         source = np.frombuffer(data, np.uint8)
         if source.nbytes != block.nbytes:
             raise StateError(
-                f"Memory block {block.key} of {self._path(block.home)} has {source.nbytes} bytes "
+                f"Memory block {block.key} of {self._anchor_path(block.anchor_number)} has {source.nbytes} bytes "
                 f"instead of {block.nbytes}: the checkpoint is damaged. Replay from an earlier one.",
                 slug="state-buffer",
             )

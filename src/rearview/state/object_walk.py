@@ -1,7 +1,8 @@
-"""Anchors: the objects that exist when a loop is entered, numbered by a walk in fixed order.
+"""Number the objects that exist when a loop is entered (the *anchors*), by a walk in a fixed order.
 
-A replay runs the same set-up code, walks the same way and gets the same numbers. `find_path` returns
-the path to an object that is not an anchor, for messages.
+A *walk* follows references from the program's variables (the *roots*). A replay runs the same set-up code and
+walks in the same order, so each object gets the number that it had in the run. `find_path` returns the path to any
+object, for messages.
 """
 
 from __future__ import annotations
@@ -25,59 +26,71 @@ from rearview.state.codecs.tensors import plain_access
 Project = Callable[[Any], bool]
 
 _LITERAL = (str, int, float, bytes, bool)
+"""Types of keys that a path shows as they are."""
 _MODULE_STEPS = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
 
 
 class Anchors:
-    """Objects that existed when the loop was entered, numbered in the order of a fixed walk.
+    """The objects that existed when a loop was entered, numbered in the order of the walk.
 
-    They are referred to weakly where possible: recording must not keep objects alive.
+    The references to anchors are weak where Python allows it: recording must not keep objects alive.
     """
 
     def __init__(self, project: Project, loop_modules: Collection[str] = ()) -> None:
         self.signature: list[str] = []
-        """A label of each anchor, in order; a replay must find the same labels."""
+        """Label of each anchor, such as its class's name, in order; a replay must get equal labels."""
         self.kinds: list[Kind] = []
+        """Codec of each anchor."""
         self.types: list[type] = []
+        """Class of each anchor when the loop was entered."""
         self.ids: list[int] = []
-        """The `id` of each anchor while it lives."""
+        """The `id` that each anchor has while it exists."""
         self.index: dict[int, int] = {}
-        """Number of a live anchor, by its `id`; rebuilt by `alive`."""
+        """By `id`: the number of each anchor that exists; `alive` updates it."""
         self.block_keys: dict[tuple[int, int], str] = {}
-        """Keys of buffers in the last capture, by address."""
+        """By (address, size): the keys of the buffers of the last capture."""
         self.rules = WalkRules(project, self._is_value, loop_modules)
         self.reducers: dict[type, Any] = {}
-        """By type: the function that pickles objects created after the walk; filled by capture."""
+        """By type: the reducer of objects that the loop creates (see `reducers`); `capture` fills it."""
         self.shares_arrays = False
-        """Whether small arrays created after the walk were seen to share memory."""
+        """Whether a capture has found small arrays, created by the loop, that share memory."""
         self._refs: list[Any] = []
+        """By number: a weak reference to the anchor, the anchor itself, or None."""
         self._weak: list[int] = []
-        """Numbers of anchors that are referred to weakly."""
+        """Numbers of anchors with a weak reference."""
         self._strong: list[int] = []
         """Numbers of anchors that do not allow weak references."""
-        self._gone: list[int] = []
-        """Numbers of anchors that no longer exist, as of the last `alive`."""
-        self._living: dict[int, int] = {}
-        """`index` as of the last `alive`."""
+        self._dead_numbers: list[int] = []
+        """Numbers of anchors that did not exist at the last call of `alive`."""
+        self._live_index: dict[int, int] = {}
+        """`index` as the last call of `alive` built it."""
         self.by_address: dict[int, tuple[int, Any]] = {}
-        """Arrays that own their memory: number and form, by `id`. No reference to them is kept,
-        because NumPy refuses to resize an array that has other references, even weak ones. If such
-        an array is freed and a similar one gets its address, the new one takes its number; that is
-        safe, because nothing refers to the old one."""
+        """Arrays that own their memory: number and form, by `id`.
+
+        Anchors has no reference to these arrays, because NumPy refuses to resize an array that has another
+        reference, even a weak one. If an array is freed and an array of equal form gets its address, the new array
+        gets its number, too: this is safe, because nothing refers to the old array."""
         self.recipes: dict[tuple[Any, ...], Any] = {}
-        """For an order of elements: a recipe for a set that iterates in that order."""
+        """By order of elements: a recipe for a set that iterates in this order (`containers.recipe_for`)."""
         self.set_orders: dict[int, list[Any]] = {}
-        """Order of the elements of each set at the walk, by the `id` of the set."""
+        """By `id` of a set: its elements in the order that they had when the loop was entered."""
         self.classes: list[int] = []
         """Numbers of anchors that are classes."""
-        self._searched: dict[int, tuple[int, Any]] | None = None
-        self._collected: list[Any] = []
-        self._graphs: dict[int, int] = {}
+        self._arrays_to_find: dict[int, tuple[int, Any]] | None = None
+        """In a second walk: `by_address` of the first walk, whose arrays are to be found again."""
+        self._objects_to_fill: list[Any] = []
+        """In a second walk: the list in which each array found is put at its number."""
+        self._graph_versions: dict[int, int] = {}
+        """By number: the version counter of each tensor that had an autograd graph."""
         self._steps: list[tuple[int, str, object]] = []
-        self._path_of: list[int] = []
+        """Every step of the walk: (number of the step before it or -1, style, key)."""
+        self._step_of: list[int] = []
+        """Number of the step that led to each anchor."""
         self._by_type: dict[type, Kind] = {}
+        """Kinds that `kind` has looked up."""
         self._by_kind: dict[int, tuple[Kind, list[int]]] = {}
-        _EVERY.add(self)
+        """What `numbers_by_kind` returns, by `id` of the kind."""
+        _ALL_ANCHORS.add(self)
 
     @classmethod
     def walk(
@@ -88,21 +101,21 @@ class Anchors:
         loop_modules: Collection[str] = (),
         signature: Sequence[str] | None = None,
     ) -> Anchors:
-        """Return the anchors reachable from `roots`, numbered breadth first.
+        """Return the anchors that the variables in `roots` lead to, numbered breadth first.
 
-        `project` returns True for a module, or the name of one, that belongs to the project: only
-        its classes and functions have attributes that are state. `loop_modules` are library modules
-        whose training loops are watched. On replay, `signature` is the recorded one; the walk then
-        leaves out closure variables that only a probe uses.
+        `project` returns True for a module, or the name of a module, that belongs to the project: attributes of
+        classes and functions are state only in these modules. `loop_modules` are modules of libraries whose training
+        loops are watched. In a replay, `signature` is the one that the run recorded; the walk then leaves out closure
+        variables that only a probe uses.
         """
         anchors = cls(project, loop_modules)
         with plain_access():
             anchors._walk(roots, signature)
-            if signature is not None and not anchors.fit(signature):
+            if signature is not None and not anchors.matches(signature):
                 earlier = cls(project, loop_modules)
                 earlier.rules.owners_of_views = True
                 earlier._walk(roots, signature)
-                if earlier.fit(signature):
+                if earlier.matches(signature):
                     return earlier
         return anchors
 
@@ -116,7 +129,7 @@ class Anchors:
         return kind is VALUE
 
     def kind(self, obj: Any) -> Kind:
-        """Return the kind of an object; looked up once per type."""
+        """Return the codec of an object; it is looked up once for each type."""
         t = type(obj)
         kind = self._by_type.get(t)
         if kind is None:
@@ -126,9 +139,10 @@ class Anchors:
         return kind
 
     def _walk(self, roots: Mapping[str, object], signature: Sequence[str] | None) -> None:
+        """Walk from `roots` breadth first and number every object; enter objects with unordered children last."""
         queue: deque[tuple[object, int, Kind]] = deque()
         postponed: deque[tuple[object, int, Kind]] = deque()
-        through: dict[int, object] = {}
+        entered: dict[int, object] = {}
         by_type = self._by_type
         index = self.index
         rules = self.rules
@@ -141,51 +155,54 @@ class Anchors:
             if kind is VALUE or kind is INLINE:
                 return
             child_id = id(child)
-            if child_id in index or child_id in through:
+            if child_id in index or child_id in entered:
                 return
             if kind.name == "enum" and not self._is_expected(kind.label(child), signature):
-                return  # the run was recorded by a version that treated enumerations as values
-            place = len(path_steps)
+                return  # the version of Rearview that recorded the run treated enumerations as values
+            step_number = len(path_steps)
             if key is not None and type(key) not in _LITERAL:
                 key = _Unnamed(type(key).__name__)
             path_steps.append((parent, style, key))
             if kind is THROUGH:
-                through[child_id] = child
+                entered[child_id] = child
             else:
-                self._add(child, kind, place)
-            queue.append((child, place, kind))
+                self._add(child, kind, step_number)
+            queue.append((child, step_number, kind))
 
         for name, value in roots.items():
             visit(-1, PathStep("", name, value))
         while queue or postponed:
-            obj, place, kind = queue.popleft() if queue else postponed.popleft()
+            obj, step_number, kind = queue.popleft() if queue else postponed.popleft()
             if kind is THROUGH:
-                children: Iterable[PathStep] = inside(obj, rules)
+                children: Iterable[PathStep] = steps_inside(obj, rules)
             elif kind.unordered and queue:
-                # a set may iterate in another order on replay: walk everything else first
-                postponed.append((obj, place, kind))
+                # a set may iterate in another order in a replay: walk all other objects first
+                postponed.append((obj, step_number, kind))
                 continue
             else:
-                rules.recorded = self._recorded_names(obj, signature)
+                rules.recorded_names = self._recorded_names(obj, signature)
                 children = kind.children(obj, rules)
             try:
                 for step in children:
-                    visit(place, step)
+                    visit(step_number, step)
             except Exception:  # noqa: S112
-                # an object that fails here fails the same way on replay; capture reports it
+                # an object that fails here fails in a replay as well; `capture` reports the object
                 continue
 
     def _is_expected(self, label: str, signature: Sequence[str] | None) -> bool:
-        """Return True if `label` comes next in the recorded signature, or there is none."""
+        """Return True if `label` comes next in the recorded signature, or if there is no recorded signature."""
         if signature is None:
             return True
         number = len(self._refs)
-        return number < len(signature) and bare(signature[number]) == bare(label)
+        return number < len(signature) and label_without_names(
+            signature[number]
+        ) == label_without_names(label)
 
     def _recorded_names(self, obj: object, signature: Sequence[str] | None) -> Sequence[str] | None:
-        """Return the recorded closure variables of a function, functions of a class, or locals.
+        """Return names from the recorded signature: closure variables, functions of a class, or local variables.
 
-        The list is empty for a class that was recorded by a version that did not walk functions.
+        Return None for an object that is no function, class or generator, and while recording. The list is empty
+        for a class recorded by a version of Rearview that did not walk functions.
         """
         if signature is None or not isinstance(
             obj, type | types.FunctionType | types.GeneratorType
@@ -197,29 +214,29 @@ class Anchors:
             return label[label.rindex("(") + 1 : -1].split(",")
         return [] if isinstance(obj, type) else None
 
-    def _add(self, obj: Any, kind: Kind, place: int) -> None:
+    def _add(self, obj: Any, kind: Kind, step_number: int) -> None:
         number = len(self._refs)
         self.ids.append(id(obj))
         self.index[id(obj)] = number
         self.signature.append(kind.label(obj))
         self.kinds.append(kind)
         self.types.append(type(obj))
-        self._path_of.append(place)
+        self._step_of.append(step_number)
         if isinstance(obj, type):
             self.classes.append(number)
         if type(obj) is set and len(obj) > 1 and self.rules.all_values(obj):
             self.set_orders[id(obj)] = list(obj)
         if kind.name == "array" and owns_memory(obj):
             self.by_address[id(obj)] = (number, form_of(obj))
-            if self._searched is not None and id(obj) in self._searched:
-                self._collected[self._searched[id(obj)][0]] = obj
+            if self._arrays_to_find is not None and id(obj) in self._arrays_to_find:
+                self._objects_to_fill[self._arrays_to_find[id(obj)][0]] = obj
             self._refs.append(None)
         else:
-            self._hold(obj)
+            self._add_reference(obj)
         if kind.name == "tensor" and not obj.is_leaf:
-            self._graphs[number] = obj._version
+            self._graph_versions[number] = obj._version
 
-    def _hold(self, obj: Any) -> None:
+    def _add_reference(self, obj: Any) -> None:
         number = len(self._refs)
         try:
             self._refs.append(weakref.ref(obj))
@@ -228,65 +245,68 @@ class Anchors:
             self._refs.append(obj)
             self._strong.append(number)
 
-    def holds(self, obj: object) -> int | None:
-        """Return the number of an anchor that is referred to weakly, else None."""
+    def number_if_weak(self, obj: object) -> int | None:
+        """Return the number of an anchor that has a weak reference, or None for any other object."""
         number = self.index.get(id(obj))
         ref = None if number is None else self._refs[number]
         return number if isinstance(ref, weakref.ref) and ref() is obj else None
 
     def alive(self, roots: Mapping[str, object] | None = None) -> list[Any]:
-        """Return all anchors by number, None for those that no longer exist; update `index`.
+        """Return all anchors by number, with None for each that no longer exists; update `index`.
 
-        The arrays of `by_address` are included only if `roots` is given and leads to them.
+        The arrays of `by_address` are included only if `roots` is given and leads to the arrays.
         """
         refs = self._refs
         for number in self._strong:
-            if sys.getrefcount(refs[number]) <= _ALONE:
+            if sys.getrefcount(refs[number]) <= _ONE_REFERENCE:
                 refs[number] = None
         live = refs.copy()
         for number in self._weak:
             live[number] = refs[number]()
         if roots is not None and self.by_address:
             self._find_by_address(roots, live)
-        gone = [number for number, obj in enumerate(live) if obj is None]
-        if gone != self._gone or not self._living:
-            # `id` calls audit hooks, so it is not called again
-            self._living = dict(zip(self.ids, range(len(live)), strict=True))
-            for number in gone:
-                del self._living[self.ids[number]]
-            self._gone = gone
-        self.index = self._living.copy()
+        dead_numbers = [number for number, obj in enumerate(live) if obj is None]
+        if dead_numbers != self._dead_numbers or not self._live_index:
+            # use the stored `ids`: each call of `id` calls audit hooks
+            self._live_index = dict(zip(self.ids, range(len(live)), strict=True))
+            for number in dead_numbers:
+                del self._live_index[self.ids[number]]
+            self._dead_numbers = dead_numbers
+        self.index = self._live_index.copy()
         return live
 
-    def by_kind(self) -> list[tuple[Kind, list[int]]]:
-        """Return the kinds of the anchors, each with its numbers, in order."""
+    def numbers_by_kind(self) -> list[tuple[Kind, list[int]]]:
+        """Return (kind, numbers) for each kind of anchor, in the order of the first number."""
         if not self._by_kind:
             for number, kind in enumerate(self.kinds):
                 self._by_kind.setdefault(id(kind), (kind, []))[1].append(number)
         return list(self._by_kind.values())
 
     def _find_by_address(self, roots: Mapping[str, object], live: list[Any]) -> None:
+        """Put the arrays of `by_address` into `live`, at their numbers, by a second walk from `roots`."""
         second_walk = Anchors(self.rules.project, self.rules.loop_modules)
-        second_walk._searched, second_walk._collected = self.by_address, live
+        second_walk._arrays_to_find, second_walk._objects_to_fill = self.by_address, live
         second_walk.rules.owners_of_views = self.rules.owners_of_views
         second_walk._walk(roots, self.signature)
 
-    def same_graph(self, tensor: Any) -> bool:
+    def has_same_graph(self, tensor: Any) -> bool:
         """Return True if a tensor has the autograd graph that it had when the loop was entered."""
         number = self.index.get(id(tensor), -1)
-        return bool(self._graphs.get(number) == tensor._version)
+        return bool(self._graph_versions.get(number) == tensor._version)
 
-    def fit(self, signature: Sequence[str]) -> bool:
-        """Return True if the recorded walk found the same kinds of objects in this order."""
-        return list(map(bare, signature)) == list(map(bare, self.signature))
+    def matches(self, signature: Sequence[str]) -> bool:
+        """Return True if the labels in `signature`, which a run recorded, equal the labels of these anchors."""
+        return list(map(label_without_names, signature)) == list(
+            map(label_without_names, self.signature)
+        )
 
     def check(self, signature: Sequence[str]) -> None:
-        """Raise StateError unless the recorded walk found the same kinds of objects in this order."""
+        """Raise StateError unless the labels in `signature`, which a run recorded, equal the labels of these anchors."""
         for number, (recorded, current) in enumerate(zip(signature, self.signature, strict=False)):
-            if bare(recorded) != bare(current):
+            if label_without_names(recorded) != label_without_names(current):
                 raise StateError(
-                    f"The set-up differs: {self.path(number)} was a {bare(recorded)} when the run was "
-                    f"recorded and is a {bare(current)} now. Replay from the start instead, or look at "
+                    f"The set-up differs: {self.path(number)} was a {label_without_names(recorded)} when the run was "
+                    f"recorded and is a {label_without_names(current)} now. Replay from the start instead, or look at "
                     "what the set-up reads from outside (files, time, environment).",
                     slug="state-anchors",
                 )
@@ -296,7 +316,7 @@ class Anchors:
             difference = (
                 f"{self.path(number)} is new"
                 if has_more
-                else f"a {bare(signature[number])} is gone"
+                else f"a {label_without_names(signature[number])} is gone"
             )
             raise StateError(
                 f"The set-up differs: {difference}; {len(signature)} objects when recorded, "
@@ -305,35 +325,38 @@ class Anchors:
             )
 
     def path(self, number: int) -> str:
-        """Return the path to an anchor as people write it, such as `model.layers[2].weight`."""
-        return self._render(self._path_of[number])
+        """Return the path to the anchor with this number, such as `model.layers[2].weight`."""
+        return self._render(self._step_of[number])
 
-    def _render(self, place: int) -> str:
+    def _render(self, step_number: int) -> str:
         parts: list[str] = []
-        while place >= 0:
-            parent, style, key = self._steps[place]
-            parts.append(spell(style, key))
-            place = parent
-        return tidy("".join(reversed(parts)))
+        while step_number >= 0:
+            parent, style, key = self._steps[step_number]
+            parts.append(step_text(style, key))
+            step_number = parent
+        return readable_path("".join(reversed(parts)))
 
 
-_EVERY: weakref.WeakSet[Anchors] = weakref.WeakSet()
+_ALL_ANCHORS: weakref.WeakSet[Anchors] = weakref.WeakSet()
+"""Every `Anchors` in this process."""
 
 
 @contextlib.contextmanager
 def without_weak_references(*objects: object) -> Iterator[None]:
-    """Drop all weak references to `objects` while the body runs: some operations forbid them.
+    """Drop all weak references to `objects` while the body runs: some operations forbid weak references.
 
-    Afterwards each object is the same anchor as before, even if the operation changed it.
+    After the body, each object is the anchor that it was before, even if the operation has changed its content.
     """
     weak_anchors = [
         (anchors._refs, number, obj)
-        for anchors in list(_EVERY)
+        for anchors in list(_ALL_ANCHORS)
         for obj in objects
-        if (number := anchors.holds(obj)) is not None
+        if (number := anchors.number_if_weak(obj)) is not None
     ]
     for refs, number, obj in weak_anchors:
-        refs[number] = lambda obj=obj: obj  # another thread may call it at this moment
+        refs[number] = lambda obj=obj: (
+            obj
+        )  # callable like a weak reference: another thread may call the reference now
     try:
         yield
     finally:
@@ -341,8 +364,8 @@ def without_weak_references(*objects: object) -> Iterator[None]:
             refs[number] = weakref.ref(obj)
 
 
-def inside(obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-    """Yield the objects inside an immutable object."""
+def steps_inside(obj: Any, rules: WalkRules) -> Iterable[PathStep]:
+    """Yield a step to each object inside an immutable object."""
     import functools
 
     if isinstance(obj, functools.partial):
@@ -353,7 +376,7 @@ def inside(obj: Any, rules: WalkRules) -> Iterable[PathStep]:
         yield PathStep(".", "__self__", obj.__self__)
         yield PathStep(".", "__func__", obj.__func__)
     elif isinstance(obj, weakref.ref):
-        # the target is state only if something else refers to it; the walk reaches it from there
+        # the target is state only if another object refers to it, and the walk then comes to it from there
         return
     elif isinstance(obj, slice):
         yield from steps(
@@ -367,11 +390,11 @@ def inside(obj: Any, rules: WalkRules) -> Iterable[PathStep]:
     yield from steps(".", list(getattr(obj, "__dict__", {}).items()))
 
 
-def spell(style: str, key: object) -> str:
-    """Return one step of a path as text."""
+def step_text(style: str, key: object) -> str:
+    """Return the text of one step of a path (see `PathStep`); the empty style is that of a variable."""
     if style == "":
-        scope, _, rest = str(key).partition(":")
-        module, _, name = rest.rpartition(":")
+        scope, _, qualified = str(key).partition(":")
+        module, _, name = qualified.rpartition(":")
         return f"{module}.{name}" if scope == "global" and module != "__main__" else name or scope
     if style == ".":
         return f".{key}"
@@ -380,10 +403,10 @@ def spell(style: str, key: object) -> str:
     return f"<{key}>" if key else ""
 
 
-def tidy(path: str) -> str:
-    """Return a path as people write it: without torch's inner dictionaries and Rearview's names.
+def readable_path(path: str) -> str:
+    """Return a path as people write it: without torch's inner dicts and the names of Rearview's own variables.
 
-    >>> tidy("net._modules['layers']._modules['2']._parameters['weight']")
+    >>> readable_path("net._modules['layers']._modules['2']._parameters['weight']")
     'net.layers[2].weight'
     """
     path = _MODULE_STEPS.sub(lambda m: f"[{m[1]}]" if m[1].isdigit() else f".{m[1]}", path)
@@ -391,49 +414,49 @@ def tidy(path: str) -> str:
 
 
 class _Unnamed(str):
-    """A key that has no literal, shown by its type."""
+    """The name of a key's type: a path shows it in place of a key that cannot be written as a literal."""
 
     __slots__ = ()
 
 
-def bare(label: str) -> str:
-    """Return the label of an anchor without the names in parentheses.
+def label_without_names(label: str) -> str:
+    """Return the label of an anchor without the variable or function names in parentheses.
 
-    >>> bare("function train.step(total,velocity)")
+    >>> label_without_names("function train.step(total,velocity)")
     'function train.step'
     """
     return label.split("(", 1)[0]
 
 
-def _measure_alone() -> int:
+def _measure_one_reference() -> int:
     probe: list[Any] = [object()]
     return max(sys.getrefcount(probe[number]) for number in range(1))
 
 
-_ALONE = _measure_alone()
-"""`sys.getrefcount` of an object that only one list refers to."""
+_ONE_REFERENCE = _measure_one_reference()
+"""Result of `sys.getrefcount` for an object to which only one list refers."""
 
 
-_LIMIT = 100_000
-"""Objects that `find_path` visits at most."""
+_MOST_SEARCHED = 100_000
+"""Most objects that `find_path` visits."""
 
 
 def find_path(anchors: Anchors, roots: Mapping[str, object], target: object) -> str | None:
-    """Return the path to `target` as people write it, or None if the search gives up."""
-    anchors.rules.recorded = None
+    """Return the path to `target` as people write it, or None if the search does not find `target`."""
+    anchors.rules.recorded_names = None
     queue: deque[tuple[Any, str]] = deque()
-    seen: set[int] = set()
+    visited_ids: set[int] = set()
     for name, value in roots.items():
-        queue.append((value, spell("", name)))
-    while queue and len(seen) < _LIMIT:
+        queue.append((value, step_text("", name)))
+    while queue and len(visited_ids) < _MOST_SEARCHED:
         obj, path = queue.popleft()
         if obj is target:
-            return tidy(path)
-        if id(obj) in seen:
+            return readable_path(path)
+        if id(obj) in visited_ids:
             continue
-        seen.add(id(obj))
+        visited_ids.add(id(obj))
         for step in _children(anchors, obj):
-            queue.append((step.child, path + spell(step.style, _key(anchors, step))))
+            queue.append((step.child, path + step_text(step.style, _key(anchors, step))))
     return None
 
 
@@ -443,7 +466,7 @@ def _children(anchors: Anchors, obj: Any) -> Iterable[PathStep]:
         return []
     try:
         if kind is THROUGH:
-            return list(inside(obj, anchors.rules))
+            return list(steps_inside(obj, anchors.rules))
         return list(kind.children(obj, anchors.rules))
     except Exception:
         return []

@@ -1,8 +1,8 @@
 """Read the variables of a checkpoint as plain values, without running any of the program's code.
 
-`rearview.history()` uses it to show a checkpoint. It builds Python's own values, tensors, arrays and
-the `state_dict` of torch modules and optimizers from the tree of nodes in `skeleton_reader`. Every other
-object becomes a `NotGiven` with the reason.
+`rearview.history()` shows a checkpoint with `Variables`, which builds values from the nodes of `skeleton_reader`:
+Python's own values, tensors, arrays, and the `state_dict` of torch modules and optimizers. For every other object the
+value is a `NotGiven` with the reason.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from rearview.errors import RearviewError, StateError
 from rearview.state.codecs.containers import READ_ONLY, SAME
 from rearview.state.codecs.tensors import from_special
-from rearview.state.object_walk import bare
+from rearview.state.object_walk import label_without_names
 from rearview.state.skeleton_reader import (
     ArrayBody,
     BlockNode,
@@ -30,8 +30,11 @@ from rearview.state.skeleton_reader import (
 )
 
 _MODULE = {"_parameters", "_buffers", "_modules"}
+"""Attributes by which a torch module is recognised."""
 _OPTIMIZER = {"param_groups", "state", "defaults"}
+"""Attributes by which a torch optimizer is recognised."""
 _SCHEDULER = {"optimizer", "last_epoch", "base_lrs"}
+"""Attributes by which a learning rate scheduler of torch is recognised."""
 _REASONS = {
     "function": "a function: it is in the source of the run",
     "method": "a method of an object",
@@ -50,7 +53,7 @@ _REASONS = {
     "loader": "the iterator of a data loader",
 }
 _LARGE = {"object", "dict", "defaultdict", "list", "build instance"}
-"""Kinds that may be large and can always be given."""
+"""Kinds whose values can always be built, and may be so large that `reason` does not build them."""
 _BUILTINS = {"set", "frozenset", "complex", "range", "slice", "bytearray"}
 _CONSTRUCTORS: dict[str, Callable[..., Any]] = {
     "collections.Counter": collections.Counter,
@@ -65,26 +68,26 @@ _CONSTRUCTORS: dict[str, Callable[..., Any]] = {
         for name in ("PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath")
     },
 }
-"""Constructors of Python's own classes; none of them runs code of the program or of libraries."""
+"""Constructors of Python's own classes, by full name; none of them runs code of the program or of libraries."""
 
 
 def variable_name(root: str) -> str:
-    """Return the name of a variable for people, given the name of its root.
+    """Return the name of a variable for people, given its name in the checkpoint (`root`).
 
     >>> variable_name("local:0:main:model"), variable_name("global:__main__:lr")
     ('main.model', 'lr')
     >>> variable_name("global:net:SIZE")
     'net.SIZE'
     """
-    scope, _, rest = root.partition(":")
-    place, _, name = rest.rpartition(":")
+    scope, _, qualified = root.partition(":")
+    owner, _, name = qualified.rpartition(":")
     if scope == "local":
-        place = place.rpartition(":")[2]
-    return name if place in {"", "__main__", "__mp_main__"} else f"{place}.{name}"
+        owner = owner.rpartition(":")[2]
+    return name if owner in {"", "__main__", "__mp_main__"} else f"{owner}.{name}"
 
 
 class NotGiven:
-    """Takes the place of a value that cannot be built without running the program; has the reason."""
+    """Takes the place of a value that cannot be built without running the program; `reason` says why."""
 
     __slots__ = ("reason",)
 
@@ -96,7 +99,7 @@ class NotGiven:
 
 
 class ObjectState(dict[str, Any]):
-    """The attributes of an object by name; `type` is the name of its class."""
+    """The attributes of an object of the program, by name; `type` is the name of the object's class."""
 
     def __init__(self, type: str, items: Any = ()) -> None:  # noqa: A002 - what people look for
         super().__init__(items)
@@ -109,7 +112,8 @@ class ObjectState(dict[str, Any]):
 class ModuleState(collections.OrderedDict[str, Any]):
     """The `state_dict()` of a torch module: tensors by name, ready for `load_state_dict`.
 
-    `type` is the name of its class, `training` its mode, `attributes` its other attributes.
+    `type` is the name of the module's class, `training` tells whether the module was in training mode, `attributes`
+    holds its other attributes.
     """
 
     def __init__(
@@ -122,12 +126,12 @@ class ModuleState(collections.OrderedDict[str, Any]):
         super().__init__(items)
         self.type = type
         self.training = training
-        self._more = attributes
+        self._read_attributes = attributes
 
     @property
     def attributes(self) -> dict[str, Any]:
         """The attributes of the module itself that are neither tensors nor modules."""
-        return self._more()
+        return self._read_attributes()
 
     def __repr__(self) -> str:
         return f"<state_dict of {self.type}: {len(self)} tensors>"
@@ -137,10 +141,10 @@ class ModuleState(collections.OrderedDict[str, Any]):
 
 
 class Variables:
-    """The variables of one checkpoint; each value is built on first access.
+    """The variables of one checkpoint; each value is built when it is first asked for.
 
-    `signature` holds the labels of the anchors; `buffers` returns the bytes of a buffer. Variables
-    that shared memory in the run share it here.
+    `signature` holds the labels of the anchors; `buffers` returns the bytes of the buffer with a key. Tensors and
+    arrays that shared memory in the run share memory in the values, too.
     """
 
     def __init__(
@@ -159,24 +163,27 @@ class Variables:
         self._signature = signature
         self._buffers = buffers
         self._memory: dict[int, Any] = {}
+        """By `id` of a `BlockNode`: the bytes of the block."""
         self._built: dict[Any, Any] = {}
-        self._kept: list[Any] = []
+        """The values that are built or being built, by the number of an anchor or the `id` of a node."""
+        self._kept_alive: list[Any] = []
+        """References to nodes whose `id` is a key of `_built`."""
         self.roots: dict[str, str] = {}
-        """The name of each variable's root in the checkpoint, by its name for people."""
+        """By name for people: the name of each variable in the checkpoint."""
         for root in self._tree.roots:
             if not root.startswith("declared:"):
-                self.roots[self._free(variable_name(root))] = root
+                self.roots[self._unused_name(variable_name(root))] = root
 
-    def _free(self, name: str) -> str:
-        """Return `name`, with a number if it is taken (a function that called itself)."""
-        n, free = 1, name
-        while free in self.roots:
+    def _unused_name(self, name: str) -> str:
+        """Return `name`, with a number if another variable has this name (in a function that called itself)."""
+        n, unused_name = 1, name
+        while unused_name in self.roots:
             n += 1
-            free = f"{name}#{n}"
-        return free
+            unused_name = f"{name}#{n}"
+        return unused_name
 
     def value(self, name: str) -> Any:
-        """Return the value of a variable, or a `NotGiven`."""
+        """Return the value of a variable, or a `NotGiven` if it cannot be built."""
         try:
             return self._value(self._tree.roots[self.roots[name]])
         except RearviewError:
@@ -185,125 +192,131 @@ class Variables:
             return NotGiven(f"its state cannot be read ({type(exc).__name__}: {exc})")
 
     def reason(self, name: str) -> str | None:
-        """Return why a variable cannot be given, or None, without reading large memory."""
-        held = self._tree.roots[self.roots[name]]
+        """Return why the value of a variable cannot be built, or None if it can; do not read large memory."""
+        node = self._tree.roots[self.roots[name]]
         kind, content = "", None
-        if isinstance(held, Ref):
-            kind, content = self._tree.contents.get(held.number, ("", None))
-        elif isinstance(held, ObjectNode):
-            kind = held.label
-            content = self._tree.parts(held)[1:2] if kind == "build tensor" else held.state
+        if isinstance(node, Ref):
+            kind, content = self._tree.contents.get(node.number, ("", None))
+        elif isinstance(node, ObjectNode):
+            kind = node.label
+            content = self._tree.parts(node)[1:2] if kind == "build tensor" else node.state
         if kind in {"tensor", "build tensor"} and content and isinstance(content[0], ArrayBody):
-            return None if _has_torch() else self._reason(name)
+            return None if _has_torch() else self._reason_from_value(name)
         if kind in _LARGE and (kind != "object" or _attributes(content) is not None):
             return None
-        return None if isinstance(held, (dict, list, tuple)) else self._reason(name)
+        return None if isinstance(node, (dict, list, tuple)) else self._reason_from_value(name)
 
-    def _reason(self, name: str) -> str | None:
+    def _reason_from_value(self, name: str) -> str | None:
         value = self.value(name)
         return value.reason if isinstance(value, NotGiven) else None
 
-    def _value(self, held: Any) -> Any:
-        if isinstance(held, Ref):
-            return self._once(("anchor", held.number), held, self._anchor)
-        if isinstance(held, type):
-            return self._class(held)
-        if isinstance(held, OutsideKey):
-            return bytearray(self._buffers(held.decode()))
-        if isinstance(held, (dict, list, ObjectNode)):
-            return self._once(id(held), held, self._compound)
-        if type(held) is tuple:
-            return tuple(map(self._value, held))
-        if isinstance(held, (set, frozenset)):
-            return type(held)(map(self._key, held))
-        return held
+    def _value(self, node: Any) -> Any:
+        if isinstance(node, Ref):
+            return self._build_once(("anchor", node.number), node, self._anchor_value)
+        if isinstance(node, type):
+            return self._class_value(node)
+        if isinstance(node, OutsideKey):
+            return bytearray(self._buffers(node.decode()))
+        if isinstance(node, (dict, list, ObjectNode)):
+            return self._build_once(id(node), node, self._compound)
+        if type(node) is tuple:
+            return tuple(map(self._value, node))
+        if isinstance(node, (set, frozenset)):
+            return type(node)(map(self._key_value, node))
+        return node
 
-    def _once(self, key: Any, held: Any, make: Callable[[Any, Any], Any]) -> Any:
-        """Return the value of an object, built once: the same object is always the same value."""
+    def _build_once(self, key: Any, node: Any, make: Callable[[Any, Any], Any]) -> Any:
+        """Return the value of a node, which `make` builds at the first call with this key."""
         if key not in self._built:
-            self._kept.append(held)  # so that its id stays its own
+            self._kept_alive.append(node)  # so that no other node gets its `id`
             self._built[key] = NotGiven("an object that contains itself")
-            self._built[key] = make(held, key)
+            self._built[key] = make(node, key)
         return self._built[key]
 
-    def _begin(self, key: Any, value: Any) -> Any:
-        """Register a container before its items are built: they may refer back to it."""
+    def _register(self, key: Any, value: Any) -> Any:
+        """Register a container before its items are built, because an item may refer to the container."""
         self._built[key] = value
         return value
 
-    def _compound(self, held: Any, key: Any) -> Any:
-        if isinstance(held, dict):
-            return self._dict(held, key, {})
-        if isinstance(held, list):
-            return self._list(held, key)
-        return self._node(held, key)
+    def _compound(self, node: Any, key: Any) -> Any:
+        if isinstance(node, dict):
+            return self._dict_value(node, key, {})
+        if isinstance(node, list):
+            return self._list_value(node, key)
+        return self._node_value(node, key)
 
-    def _dict(self, held: Mapping[Any, Any], key: Any, into: Any) -> Any:
-        self._begin(key, into)
-        for name, item in held.items():
-            into[self._key(name)] = self._value(item)
+    def _dict_value(self, node: Mapping[Any, Any], key: Any, into: Any) -> Any:
+        self._register(key, into)
+        for name, item in node.items():
+            into[self._key_value(name)] = self._value(item)
         return into
 
-    def _list(self, held: Sequence[Any], key: Any) -> Any:
-        into = self._begin(key, [])
-        into.extend(map(self._value, held))
+    def _list_value(self, node: Sequence[Any], key: Any) -> Any:
+        into = self._register(key, [])
+        into.extend(map(self._value, node))
         return into
 
-    def _key(self, held: Any) -> Any:
-        """Return a dict key or set element; its `repr` if the value cannot be hashed."""
-        value = self._value(held)
+    def _key_value(self, node: Any) -> Any:
+        """Return the value of a dict key or set element, or its `repr` if the value cannot be hashed."""
+        value = self._value(node)
         try:
             hash(value)
         except TypeError:
             return repr(value)
         return value
 
-    def _class(self, held: Any) -> Any:
-        """Return a torch constant by name, or a NotGiven with the name of the class or function."""
-        if issubclass(held, LostNode):
-            return NotGiven(held.reason)
-        label = getattr(held, "label", "")
+    def _class_value(self, node: Any) -> Any:
+        """Return the torch constant that a class node names, or else a `NotGiven` with the name."""
+        if issubclass(node, LostNode):
+            return NotGiven(node.reason)
+        label = getattr(node, "label", "")
         if label.startswith("class "):
             number = int(label[len("class ") :])
-            label = bare(self._signature[number]).removeprefix("class ")
+            label = label_without_names(self._signature[number]).removeprefix("class ")
         if label.startswith("torch."):
             constant = _torch_constant(label)
             if constant is not None:
                 return constant
         return NotGiven(f"{label}: a class or function, which is in the source or a library")
 
-    def _anchor(self, held: Ref, key: Any) -> Any:
-        kind, content = self._tree.contents.get(held.number, ("", None))
-        name = bare(self._signature[held.number]) if held.number < len(self._signature) else ""
+    def _anchor_value(self, node: Ref, key: Any) -> Any:
+        kind, content = self._tree.contents.get(node.number, ("", None))
+        name = (
+            label_without_names(self._signature[node.number])
+            if node.number < len(self._signature)
+            else ""
+        )
         kind = kind.removesuffix(" with attributes") if isinstance(content, tuple) else kind
         if kind == "object":
-            return self._object(name, _attributes(content), key)
+            return self._object_value(name, _attributes(content), key)
         if kind == "tensor":
-            return self._tensor(content[0], content[3]) if content else self._unknown(0, kind)
+            return (
+                self._tensor_value(content[0], content[3]) if content else self._not_given(0, kind)
+            )
         if kind == "array":
-            return self._array(content)
+            return self._array_value(content)
         if kind == "cell":
             return self._value(content[0]) if content else NotGiven("a variable that is not bound")
-        container = self._container(kind, name, content, key)
-        return self._unknown(held.number, kind) if container is None else container
+        container = self._container_value(kind, name, content, key)
+        return self._not_given(node.number, kind) if container is None else container
 
-    def _container(self, kind: str, name: str, content: Any, key: Any) -> Any:
-        """Return a builtin container, or None for any other kind."""
+    def _container_value(self, kind: str, name: str, content: Any, key: Any) -> Any:
+        """Return an anchor of a builtin container class, or None for an anchor of any other kind."""
         if kind in {"dict", "list", "deque", "set"} and isinstance(content, tuple):
             if not (kind == "set" and content[:1] == (SAME,)):
                 content = content[0]  # items and attributes of a subclass
         if kind == "dict":
             ordered = name == "collections.OrderedDict"
-            return self._dict(content, key, collections.OrderedDict() if ordered else {})
+            return self._dict_value(content, key, collections.OrderedDict() if ordered else {})
         if kind == "defaultdict":
-            return self._dict(content[0], key, {})
+            return self._dict_value(content[0], key, {})
         if kind == "list":
-            return self._list(content, key)
+            return self._list_value(content, key)
         if kind == "deque":
             return collections.deque(map(self._value, content))
         if kind == "set":
             as_set_up = isinstance(content, tuple) and content[:1] == (SAME,)
-            return {self._key(element) for element in (content[1] if as_set_up else content)}
+            return {self._key_value(element) for element in (content[1] if as_set_up else content)}
         if kind == "bytes":
             return bytearray(content)
         if kind == "typed array":
@@ -312,47 +325,51 @@ class Variables:
             return array.array(content[0], content[1])
         return None
 
-    def _unknown(self, number: int, kind: str) -> NotGiven:
-        label = bare(self._signature[number]) if number < len(self._signature) else ""
+    def _not_given(self, number: int, kind: str) -> NotGiven:
+        label = (
+            label_without_names(self._signature[number]) if number < len(self._signature) else ""
+        )
         if kind in _REASONS:
             return NotGiven(_REASONS[kind])
         return NotGiven(f"{label or kind}: only the program can make it")
 
-    def _node(self, node: ObjectNode, key: Any) -> Any:
+    def _node_value(self, node: ObjectNode, key: Any) -> Any:
         label = node.label
         if label in {"build tensor", "build special_tensor"}:
             parts = self._tree.parts(node)
-            return self._tensor(parts[1], parts[-1])
+            return self._tensor_value(parts[1], parts[-1])
         if label in {"build array", "build small_array", "build anchor"}:
-            return self._array(("memory", *self._tree.parts(node)))
+            return self._array_value(("memory", *self._tree.parts(node)))
         if label == "build instance":
-            return self._object(self._named(node.args[0]), _attributes(node.state), key)
+            return self._object_value(self._class_name(node.args[0]), _attributes(node.state), key)
         if label == "build cell":
             return self._value(node.state[0]) if node.state else NotGiven("an unbound variable")
         if label == "build view":
-            shown, how = self._value(node.args[0]), node.args[1]
-            return shown if how == READ_ONLY else list(getattr(shown, how)())
+            mapping, view = self._value(node.args[0]), node.args[1]
+            return mapping if view == READ_ONLY else list(getattr(mapping, view)())
         if label == "build torch_generator":
             return ObjectState("torch.Generator", zip(("device", "state"), node.args, strict=True))
         if label.startswith("build "):
             name = label.removeprefix("build ")
             return NotGiven(_REASONS.get(name, f"{name}: only the program can make it"))
-        return self._library(node, key)
+        return self._library_value(node, key)
 
-    def _named(self, held: Any) -> str:
-        """Return the name of a class."""
-        label = str(getattr(held, "label", "an object"))
+    def _class_name(self, node: Any) -> str:
+        """Return the name of the class that a node stands for."""
+        label = str(getattr(node, "label", "an object"))
         if label.startswith("class "):
-            return bare(self._signature[int(label[len("class ") :])]).removeprefix("class ")
+            return label_without_names(self._signature[int(label[len("class ") :])]).removeprefix(
+                "class "
+            )
         return label
 
-    def _library(self, node: ObjectNode, key: Any) -> Any:
-        """Return an object that its own class has pickled."""
-        label = self._named(node)
+    def _library_value(self, node: ObjectNode, key: Any) -> Any:
+        """Return the value of an object that its own class has pickled, or a `NotGiven`."""
+        label = self._class_name(node)
         if label == "collections.OrderedDict":
-            return self._dict(dict(node.pairs), key, collections.OrderedDict())
+            return self._dict_value(dict(node.pairs), key, collections.OrderedDict())
         if label == "collections.defaultdict":
-            return self._dict(dict(node.pairs), key, {})
+            return self._dict_value(dict(node.pairs), key, {})
         if label == "collections.deque":
             bound = node.args[1] if len(node.args) > 1 else None
             return collections.deque(map(self._value, node.items), bound)
@@ -362,93 +379,93 @@ class Variables:
             args = tuple(map(self._value, node.args))
             return tuple(args[0]) if label == "torch.Size" else ":".join(map(str, args))
         if label.startswith("numpy."):
-            value = self._numpy(label, node)
+            value = self._numpy_value(label, node)
             if value is not None:
                 return value
         if isinstance(node.state, (dict, tuple)) or not (node.args or node.items or node.pairs):
             state = _attributes(node.state)
             if state is not None:
-                return self._object(label, state, key)
+                return self._object_value(label, state, key)
         return NotGiven(f"{label}: only its own code can make it")
 
-    def _object(self, name: str, attributes: Mapping[str, Any] | None, key: Any) -> Any:
+    def _object_value(self, name: str, attributes: Mapping[str, Any] | None, key: Any) -> Any:
         """Return the attributes of an object; for a torch module or optimizer, its `state_dict`."""
         if attributes is None:
             return NotGiven(f"{name}: only its own code can make it")
         if attributes.keys() >= _MODULE:
-            return self._module(name, attributes)
+            return self._module_state(name, attributes)
         if attributes.keys() >= _OPTIMIZER:
-            return self._optimizer(name, attributes)
+            return self._optimizer_state(name, attributes)
         if attributes.keys() >= _SCHEDULER:
-            held = {k: self._value(v) for k, v in attributes.items() if k != "optimizer"}
-            return ObjectState(name, {k: v for k, v in held.items() if _is_given(v)})
-        return self._dict(attributes, key, ObjectState(name))
+            values = {k: self._value(v) for k, v in attributes.items() if k != "optimizer"}
+            return ObjectState(name, {k: v for k, v in values.items() if _is_given(v)})
+        return self._dict_value(attributes, key, ObjectState(name))
 
-    def _module(self, name: str, attributes: Mapping[str, Any]) -> ModuleState:
-        def others() -> dict[str, Any]:
+    def _module_state(self, name: str, attributes: Mapping[str, Any]) -> ModuleState:
+        def other_attributes() -> dict[str, Any]:
             own = {k: v for k, v in attributes.items() if not k.startswith("_") and k != "training"}
             return {k: self._value(v) for k, v in own.items()}
 
         training = attributes.get("training")
         items = dict(self._module_tensors("", attributes, set()))
-        return ModuleState(name, items, training, others)
+        return ModuleState(name, items, training, other_attributes)
 
     def _module_tensors(
         self, prefix: str, attributes: Mapping[str, Any], above: set[int]
     ) -> Iterator[tuple[str, Any]]:
-        fleeting = self._items(attributes.get("_non_persistent_buffers_set"))
+        not_saved = self._set_items(attributes.get("_non_persistent_buffers_set"))
         for group in ("_parameters", "_buffers"):
-            for name, held in (self._plain(attributes[group]) or {}).items():
-                if held is not None and not (group == "_buffers" and name in fleeting):
-                    yield f"{prefix}{name}", self._value(held)
-        for name, held in (self._plain(attributes["_modules"]) or {}).items():
-            inner = self._plain(held)
+            for name, node in (self._parts_of(attributes[group]) or {}).items():
+                if node is not None and not (group == "_buffers" and name in not_saved):
+                    yield f"{prefix}{name}", self._value(node)
+        for name, node in (self._parts_of(attributes["_modules"]) or {}).items():
+            inner = self._parts_of(node)
             if isinstance(inner, Mapping) and inner.keys() >= _MODULE and id(inner) not in above:
                 yield from self._module_tensors(f"{prefix}{name}.", inner, {*above, id(inner)})
 
-    def _items(self, held: Any) -> set[Any]:
-        value = self._value(held)
+    def _set_items(self, node: Any) -> set[Any]:
+        value = self._value(node)
         return value if isinstance(value, set) else set()
 
-    def _plain(self, held: Any) -> Any:
-        """Return the items or attributes of a dict, list or object as nodes."""
-        if isinstance(held, Ref):
-            kind, content = self._tree.contents.get(held.number, ("", None))
+    def _parts_of(self, node: Any) -> Any:
+        """Return the items of a dict or list, or the attributes of an object, as nodes."""
+        if isinstance(node, Ref):
+            kind, content = self._tree.contents.get(node.number, ("", None))
             if kind == "object":
                 return _attributes(content)
             return content[0] if isinstance(content, tuple) and content else content
-        if isinstance(held, ObjectNode):
-            if held.pairs:
-                return dict(held.pairs)
-            return _attributes(held.state) or {}
-        return held
+        if isinstance(node, ObjectNode):
+            if node.pairs:
+                return dict(node.pairs)
+            return _attributes(node.state) or {}
+        return node
 
-    def _optimizer(self, name: str, attributes: Mapping[str, Any]) -> Any:
-        """Return the `state_dict()` of a torch optimizer, in which parameters are numbers."""
+    def _optimizer_state(self, name: str, attributes: Mapping[str, Any]) -> Any:
+        """Return the `state_dict()` of a torch optimizer, which has a number in place of each parameter."""
         numbers: dict[Any, int] = {}
         groups = []
-        for group in self._plain(attributes["param_groups"]) or []:
-            held = self._plain(group)
-            params = self._plain(held["params"])
+        for group in self._parts_of(attributes["param_groups"]) or []:
+            node = self._parts_of(group)
+            params = self._parts_of(node["params"])
             for param in params:
                 numbers.setdefault(_identity(param), len(numbers))
-            settings = {k: self._value(v) for k, v in held.items() if k != "params"}
+            settings = {k: self._value(v) for k, v in node.items() if k != "params"}
             groups.append({**settings, "params": [numbers[_identity(param)] for param in params]})
-        state = self._plain(attributes["state"]) or {}
+        state = self._parts_of(attributes["state"]) or {}
         return ObjectState(
             name,
             {
                 "state": {
-                    numbers.get(_identity(param), str(param)): self._value(held)
-                    for param, held in state.items()
+                    numbers.get(_identity(param), str(param)): self._value(node)
+                    for param, node in state.items()
                 },
                 "param_groups": groups,
             },
         )
 
-    def _tensor(self, body: Any, extra: Any) -> Any:
+    def _tensor_value(self, body: Any, extra: Any) -> Any:
         if not isinstance(body, ArrayBody):
-            return self._special(body)
+            return self._special_tensor(body)
         memory_node, dtype, shape, stride, offset = body
         label = str(getattr(dtype, "label", ""))
         try:
@@ -476,14 +493,14 @@ class Variables:
         tensor = tensor.conj() if conjugate else tensor
         return -tensor if negative else tensor
 
-    def _special(self, form: Any) -> Any:
-        """Return a sparse or quantized tensor."""
+    def _special_tensor(self, form: Any) -> Any:
+        """Return a sparse or quantized tensor, or a `NotGiven` for a tensor of any other class."""
         if not form or form[0] == "wrapper":
             return NotGiven("a tensor of a class whose own code makes it from its parts")
         return from_special(tuple(self._value(part) for part in form))
 
     def _bytes(self, memory_node: BlockNode) -> Any:
-        """Return a memory block as a tensor of bytes, the same one each time."""
+        """Return a memory block as a tensor of bytes; every call returns one and the same tensor."""
         import torch
 
         if id(memory_node) not in self._memory:
@@ -503,7 +520,7 @@ class Variables:
             )
         return bytearray(data)
 
-    def _array(self, content: Any) -> Any:
+    def _array_value(self, content: Any) -> Any:
         try:
             import numpy as np
         except ImportError:
@@ -524,8 +541,8 @@ class Variables:
         memory = memory if isinstance(memory, bytearray) else memory.numpy()
         return np.ndarray(shape, dtype, memory, offset, strides)
 
-    def _numpy(self, label: str, node: ObjectNode) -> Any:
-        """Return the NumPy value that was pickled by NumPy itself, or None for anything else."""
+    def _numpy_value(self, label: str, node: ObjectNode) -> Any:
+        """Return the value of an object that NumPy has pickled, or None if the object has another form."""
         import numpy as np
 
         name = label.rpartition(".")[2]
@@ -571,7 +588,7 @@ def _has_torch() -> bool:
 
 
 def _torch_constant(label: str) -> Any:
-    """Return a dtype, layout or memory format of torch by its name, or None."""
+    """Return the dtype, layout, memory format or quantization scheme of torch with this name, or None."""
     try:
         import torch
     except ImportError:
@@ -582,7 +599,7 @@ def _torch_constant(label: str) -> Any:
 
 
 def _attributes(state: Any) -> Mapping[str, Any] | None:
-    """Return attributes and slots as one mapping, or None if the state has another form."""
+    """Return the attributes and slots in a pickled state as one dict, or None if the state has another form."""
     if isinstance(state, tuple) and state and all(isinstance(p, (dict, type(None))) for p in state):
         return {k: v for part in state for k, v in (part or {}).items()}
     if state is None:
@@ -590,8 +607,8 @@ def _attributes(state: Any) -> Mapping[str, Any] | None:
     return state if isinstance(state, dict) else None
 
 
-def _identity(held: Any) -> Any:
-    return ("anchor", held.number) if isinstance(held, Ref) else id(held)
+def _identity(node: Any) -> Any:
+    return ("anchor", node.number) if isinstance(node, Ref) else id(node)
 
 
 def _is_given(value: Any) -> bool:

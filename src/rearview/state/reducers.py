@@ -1,7 +1,7 @@
-"""Reducers: pickle objects created after the walk into the skeleton, one function per type.
+"""Reducers: functions by which pickle stores objects that the loop created in the skeleton.
 
-`capture` calls `reducer_for` once per type. A reducer returns a builder (see `codecs.base`), its
-arguments and the content, as `__reduce_ex__` does.
+`capture` calls `reducer_for` once for each type of object. Like `__reduce_ex__`, a reducer returns how to rebuild an
+object: a builder (see `codecs.base`), the arguments of the builder, and the content of the object.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rearview.state import code_lookup
-from rearview.state.codecs import arrays, data_loaders, generators, tensors
+from rearview.state.codecs import arrays, data_loaders, suspended_generators, tensors
 from rearview.state.codecs.base import (
     BUILDERS,
     REF,
@@ -41,23 +41,24 @@ from rearview.state.codecs.thread_and_process_values import CHILD, is_running
 from rearview.state.memory_blocks import SMALL, is_array, is_tensor, root_of
 
 Reducer = Callable[[Any, Capturing], Any]
+"""Returns how to rebuild an object; NotImplemented if plain pickling is right."""
 
 _SMALL_ARRAY = BUILDERS["small_array"]
 _TENSOR = BUILDERS["tensor"]
 _LOCKS = {"lock", "RLock"}
 _REWRAPPED = {"torchmetrics.metric.Metric"}
-"""Classes whose instances wrap their own methods: only their own unpickling restores the wrappers."""
+"""Classes whose instances wrap their own methods: only unpickling by their own methods restores the wrappers."""
 _VIEWS = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()): "items"}
 
 
 def mark_lost(obj: Any, capturing: Capturing, reason: str) -> Any:
-    """Report that an object cannot be captured; return the reduced form of its `Lost` marker."""
-    capturing.miss(obj, reason)
+    """Report that an object cannot be captured; return how to build the `Lost` that takes its place."""
+    capturing.report_missing(obj, reason)
     return BUILDERS["lost"], (f"{type(obj).__name__}: {reason}",)
 
 
 def reducer_for(obj: Any, capturing: Capturing) -> Reducer | None:  # noqa: C901, PLR0911, PLR0912 - one dispatch over kinds of object
-    """Return the reducer for objects of that type, or None if plain pickling is right."""
+    """Return the reducer for objects of the type of `obj`, or None if plain pickling is right."""
     cls = type(obj)
     if cls in weakref.ProxyTypes:
         return _proxy
@@ -105,14 +106,14 @@ def _outside_process(obj: Any, capturing: Capturing) -> Any:
 
 
 def _lost(obj: Lost, capturing: Capturing) -> Any:
-    capturing.miss(obj, reason_of(obj))
+    capturing.report_missing(obj, reason_of(obj))
     return BUILDERS["lost"], (reason_of(obj),)
 
 
 def _child_process(obj: Any, capturing: Capturing) -> Any:
     if is_running(obj):
-        capturing.miss(obj, outside_reason(obj))
-    # its process id differs every time and its end depends on timing, so no part of it is compared
+        capturing.report_missing(obj, outside_reason(obj))
+    # one reason for every process: its id differs each time, and whether it has ended depends on timing
     return BUILDERS["lost"], ("a process that was started in the loop",)
 
 
@@ -125,7 +126,9 @@ def _plain_array(obj: Any) -> bool:
 def _has_own_pickling(cls: type) -> bool:
     return (
         hasattr(cls, "__setstate__")
-        or hasattr(cls, "__getattr__")  # pickle would call it before the attributes are set
+        or hasattr(
+            cls, "__getattr__"
+        )  # pickle would call `__getattr__` before the attributes are set
         or hasattr(cls, "__getnewargs__")
         or hasattr(cls, "__getnewargs_ex__")
         or getattr(cls, "__getstate__", None) is not getattr(object, "__getstate__", None)
@@ -151,23 +154,23 @@ def _by_name(obj: Any, capturing: Capturing) -> Any:
 
 
 def _booster(obj: Any, capturing: Capturing) -> Any:
-    """Reduce a booster by its own pickling, and report the state that this leaves out."""
+    """Return how to rebuild a booster by its own pickling methods; report the state that these leave out."""
     if getattr(obj, "train_set", None) is not None:
-        capturing.miss(obj, "LightGBM does not save the training set")
+        capturing.report_missing(obj, "LightGBM does not save the training set")
     config = obj.save_config() if hasattr(obj, "save_config") else ""
     sampling = re.findall(r'"(subsample|colsample_by\w+)"\s*:\s*"([^"]*)"', config)
     if any(float(share) != 1.0 for _, share in sampling):
-        capturing.miss(obj, "XGBoost does not save the random state of sampling")
+        capturing.report_missing(obj, "XGBoost does not save the random state of sampling")
     return _own_pickling(obj, capturing)
 
 
 def _proxy(obj: Any, capturing: Capturing) -> Any:  # noqa: ARG001
-    # a proxy forwards attribute access, so a bound method of it gives its target
+    # a proxy forwards attribute access: the bound method is a method of the target
     return BUILDERS["proxy"], (obj.__reduce_ex__.__self__,)
 
 
 class Unpicklable:
-    """Takes the place of an object whose pickling failed."""
+    """Takes the place of a variable's value that cannot be pickled."""
 
     def __init__(self, obj: object) -> None:
         self.text = type(obj).__name__
@@ -184,21 +187,21 @@ def _object_id(obj: ObjectId, capturing: Capturing) -> Any:  # noqa: ARG001
 def _instance(kind: ObjectKind | AttributedKind, shared: str = "") -> Reducer:
     def reduce(obj: Any, capturing: Capturing) -> Any:
         content = kind.read([obj], capturing)[0]
-        about = (type(obj), shared) if shared else (type(obj),)
-        return BUILDERS["instance"], about, content, None, None, BUILDERS["fill"]
+        arguments = (type(obj), shared) if shared else (type(obj),)
+        return BUILDERS["instance"], arguments, content, None, None, BUILDERS["fill"]
 
     return reduce
 
 
 def _shared_dict_name(obj: Any) -> str:
-    """Return the class attribute that is the `__dict__` of all instances, or "" if there is none.
+    """Return the name of the class attribute that is the `__dict__` of all instances, or "" if there is none.
 
-    Accelerate's state classes share their attributes that way.
+    Accelerate has such classes, whose instances share their attributes.
     """
-    own = obj.__dict__
+    instance_dict = obj.__dict__
     for base in type(obj).__mro__[:-1]:
         for name, value in list(vars(base).items()):
-            if value is own:
+            if value is instance_dict:
                 return name
     return ""
 
@@ -227,25 +230,25 @@ def _array(obj: Any, capturing: Capturing) -> Any:
         return BUILDERS["anchor"], (number,)
     if obj.dtype.hasobject:
         return _own_pickling(obj, capturing)
-    home = -1
+    anchor_number = -1
     if obj.base is not None:
         root = root_of(obj)
-        capturing.viewed.add(id(root))
-        # the view may be pickled before the array whose memory it shares
-        home = _anchor_by_address(root, capturing)
+        capturing.ids_with_views.add(id(root))
+        # the view may be pickled before its base array
+        anchor_number = _anchor_by_address(root, capturing)
     elif obj.nbytes <= SMALL and not capturing.check_sharing:
-        # asking NumPy for an address takes longer than all the rest; `Capture.shared` checks later
+        # asking NumPy for an address takes longest: `Capture.has_shared_small_arrays` does so later, if needed
         capturing.presumed_unshared[id(obj)] = obj
         form = (obj.dtype, obj.shape, obj.strides, obj.flags.writeable)
         return _SMALL_ARRAY, (obj.tobytes("A"), *form)
-    return BUILDERS["array"], arrays.describe(obj, capturing.blocks, home)
+    return BUILDERS["array"], arrays.describe(obj, capturing.blocks, anchor_number)
 
 
 def _anchor_by_address(array: Any, capturing: Capturing) -> int:
-    """Return the number of an array in `Anchors.by_address` and note that it was seen; else -1."""
+    """Return the number of an array that is in `Anchors.by_address`, and remember the array; else return -1."""
     number, form = capturing.anchors.by_address.get(id(array), (-1, None))
     if number >= 0 and form == arrays.form_of(array) and arrays.owns_memory(array):
-        capturing.met_by_address[number] = array
+        capturing.captured_by_address[number] = array
         return int(number)
     return -1
 
@@ -254,10 +257,10 @@ def _function(obj: Any, capturing: Capturing) -> Any:
     is_importable = code_lookup.importable(obj)
     if is_importable and not capturing.anchors.rules.project(obj.__module__ or ""):
         return NotImplemented
-    # a project function that is no anchor was created in a loop of its module: after set-up its name
-    # does not exist yet, so it is described by the location of its code
-    place = code_lookup.locate(obj)
-    if place is None:
+    # a project function that is no anchor was created by a loop of its module: after the set-up its name
+    # does not exist yet, so the skeleton holds the location of its code
+    location = code_lookup.locate(obj)
+    if location is None:
         return (
             NotImplemented
             if is_importable
@@ -265,10 +268,10 @@ def _function(obj: Any, capturing: Capturing) -> Any:
         )
     closure = obj.__closure__ or ()
     for name, cell in zip(obj.__code__.co_freevars, closure, strict=True):
-        if capturing.is_running(obj.__qualname__, name, cell):
-            capturing.running.add(id(cell))
-    own = (obj.__defaults__, obj.__kwdefaults__, vars(obj).copy())
-    return BUILDERS["function"], (place, obj.__code__.co_freevars, closure, *own)
+        if capturing.belongs_to_running_function(obj.__qualname__, name, cell):
+            capturing.running_cells.add(id(cell))
+    own_values = (obj.__defaults__, obj.__kwdefaults__, vars(obj).copy())
+    return BUILDERS["function"], (location, obj.__code__.co_freevars, closure, *own_values)
 
 
 def _class(obj: Any, capturing: Capturing) -> Any:
@@ -289,7 +292,7 @@ def _class(obj: Any, capturing: Capturing) -> Any:
 def _builtin(obj: Any, capturing: Capturing) -> Any:  # noqa: ARG001
     owner = obj.__self__
     if isinstance(owner, types.ModuleType) and not code_lookup.importable(obj):
-        # the library imported it before Rearview or another library replaced it in its module
+        # a library imported the builtin before Rearview or another library replaced it in its module
         return BUILDERS["named"], (owner.__name__, obj.__name__)
     return NotImplemented
 
@@ -299,9 +302,9 @@ def _patched_builtin(obj: Any, capturing: Capturing) -> Any:  # noqa: ARG001
 
 
 def _cell(obj: Any, capturing: Capturing) -> Any:
-    if id(obj) in capturing.running:
+    if id(obj) in capturing.running_cells:
         return BUILDERS["cell"], (True,)
-    # filled at the end: a function may be in its own closure
+    # the value is pickled at the end: a function may be in its own closure
     capturing.cells.append(obj)
     return BUILDERS["cell"], ()
 
@@ -329,13 +332,13 @@ def _weak_container(obj: Any, capturing: Capturing) -> Any:
 
 
 def _dict_view(obj: Any, capturing: Capturing) -> Any:  # noqa: ARG001
-    # `obj.mapping` is a proxy: Python offers no way to the dict itself
+    # `obj.mapping` is a proxy: Python gives no access to the dict itself
     return BUILDERS["view"], (dict(obj.mapping), _VIEWS[type(obj)])
 
 
 def _read_only(obj: Any, capturing: Capturing) -> Any:  # noqa: ARG001
-    shown = gc.get_referents(obj)  # Python has no other way to the mapping itself
-    return BUILDERS["view"], (shown[0] if shown else dict(obj), READ_ONLY)
+    mappings = gc.get_referents(obj)  # Python gives no other access to the mapping itself
+    return BUILDERS["view"], (mappings[0] if mappings else dict(obj), READ_ONLY)
 
 
 def _lock(obj: Any, capturing: Capturing) -> Any:
@@ -365,7 +368,7 @@ def _file(obj: Any, capturing: Capturing) -> Any:
 
 
 def _generator(obj: Any, capturing: Capturing) -> Any:
-    recipe = generators.generator_recipe(obj, capturing)
+    recipe = suspended_generators.generator_recipe(obj, capturing)
     if recipe is None:
         return BUILDERS["lost"], (f"{type(obj).__name__} in the middle",)
     function, arguments, count, state = recipe
@@ -405,7 +408,7 @@ def _measure_exclusive() -> int:
 
 
 _EXCLUSIVE = _measure_exclusive()
-"""`sys.getrefcount` of a list that only an iterator refers to."""
+"""Result of `sys.getrefcount` for a list to which only an iterator refers."""
 
 _BY_TYPE: dict[type, Reducer] = {
     type(iter([])): _list_iterator,
@@ -421,7 +424,7 @@ _BY_TYPE: dict[type, Reducer] = {
     types.ModuleType: _module,
     types.MappingProxyType: _read_only,
     weakref.ref: _weakref,
-    generators.LoopIterator: _loop_iterator,
+    suspended_generators.LoopIterator: _loop_iterator,
     types.GeneratorType: _generator,
     types.CoroutineType: _generator,
     types.AsyncGeneratorType: _generator,

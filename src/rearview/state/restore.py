@@ -1,7 +1,8 @@
 """Restore a recorded state into the live objects, in place: `restore`.
 
-The skeleton is unpickled with the live anchors in place of their numbers. `Restoration` has a method
-for each builder that a skeleton may name, and collects the actions that need all objects to exist.
+`restore` unpickles the skeleton with the live *anchors* (objects that existed when the loop was entered) in place of
+their numbers, and writes the recorded content into each anchor. `Restoration` has a method for each builder, which
+builds an object that the loop had created.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 from rearview.errors import StateError
 from rearview.state import code_lookup
 from rearview.state.capture import split
-from rearview.state.codecs import arrays, data_loaders, generators, open_files, tensors
+from rearview.state.codecs import arrays, data_loaders, open_files, suspended_generators, tensors
 from rearview.state.codecs.base import NAMES, Lost, layout_of, prelude
 from rearview.state.codecs.containers import (
     CONTAINERS,
@@ -29,46 +30,45 @@ from rearview.state.codecs.containers import (
 from rearview.state.codecs.python_objects import AttributedKind, ObjectKind
 from rearview.state.codecs.rng import write_global
 from rearview.state.codecs.tensors import plain_access
-from rearview.state.ids_in_values import set_content
 from rearview.state.memory_blocks import Block, RestoredMemory
 from rearview.state.object_walk import Anchors
+from rearview.state.python_object_ids import set_content
 
 
 class Restoration:
-    """One running restore; it has a `build_…` method for each builder that a skeleton may name."""
+    """One running restore, with a `build_…` method for each builder that a skeleton may name."""
 
     def __init__(self, anchors: Anchors, alive: Sequence[Any], memory: RestoredMemory) -> None:
         self.anchors = anchors
         self.alive = alive
         self.memory = memory
         self.afterwards: list[Callable[[], None]] = []
-        """Actions that run when all objects exist."""
-        self.cells: list[types.CellType] = []
+        """Actions to run when all objects exist."""
         self.generators: list[tuple[Any, Sequence[Any], dict[str, Any]]] = []
-        """Generators with the yield they were suspended at and their locals."""
+        """Generators, each with (status, number of the yield at which it was suspended) and its local variables."""
         self.loaders: list[tuple[Any, Any]] = []
-        """Iterators of data loaders, each with its recorded state (`data_loaders.loader_state`)."""
+        """Iterators of data loaders, each with the recorded draws (`data_loaders.loader_state`)."""
         self.new_generators: list[Any] = []
         """Generators that this pass created."""
         self.addressed: dict[int, Any] = {}
-        """Objects whose `id` is part of the state, by `id`: no equal object may replace them."""
+        """By `id`: objects whose `id` is part of the state, so that no equal object may replace them."""
         self.driven: list[Any] = []
-        """Generators that the first pass over the same state created and drove."""
-        self.heads: dict[int, Sequence[Any]] = {}
-        """State and yield number of new generators, by `id`."""
+        """In the second pass: generators that the first pass created and ran to their yields."""
+        self.generator_states: dict[int, Sequence[Any]] = {}
+        """By `id` of a new generator: (status, number of the yield at which it was suspended)."""
 
     def path(self, obj: object) -> str:
-        """Return the path to an anchor."""
+        """Return the path to an anchor, for messages."""
         number = self.anchors.index.get(id(obj))
         return "an object created in the loop" if number is None else self.anchors.path(number)
 
     def build_anchor(self, number: int) -> Any:
-        """Return an anchor that capture knew by its `id` only."""
+        """Return an array that capture recognised as an anchor by its `id`."""
         return self.alive[number]
 
-    def build_tensor(self, cls: type, *rest: Any) -> Any:
-        """Return a tensor on its block of memory."""
-        *body, requires_grad, grad, extra = rest
+    def build_tensor(self, cls: type, *content: Any) -> Any:
+        """Return a tensor on its memory block."""
+        *body, requires_grad, grad, extra = content
         return self._finish_tensor(
             cls, tensors.tensor_on(self.memory, body), requires_grad, grad, extra
         )
@@ -118,32 +118,36 @@ class Restoration:
         return tensor
 
     def build_array(self, *body: Any) -> Any:
-        """Return an array on its block of memory."""
+        """Return an array on its memory block."""
         return arrays.array_on(self.memory, body)
 
     def build_small_array(self, *form: Any) -> Any:
-        """Return an array that shares its memory with nothing."""
+        """Return a small array that shares its memory with no other array."""
         return arrays.small_array(*form)
 
     def build_function(
-        self, place: code_lookup.CodeLocation, names: Sequence[str], cells: Sequence[Any], *own: Any
+        self,
+        location: code_lookup.CodeLocation,
+        names: Sequence[str],
+        cells: Sequence[Any],
+        *own_values: Any,
     ) -> Any:
-        """Return a nested function: code of the live program with the recorded closure."""
-        defaults, kwdefaults, attrs = own
-        code = code_lookup.code_at(place)
+        """Return a nested function: the code from the running program, with the recorded closure."""
+        defaults, kwdefaults, attrs = own_values
+        code = code_lookup.code_at(location)
         by_name = dict(zip(names, cells, strict=True))
         closure = tuple(by_name.get(name) or types.CellType() for name in code.co_freevars)
-        module = vars(importlib.import_module(place[0]))
+        module = vars(importlib.import_module(location[0]))
         function = types.FunctionType(code, module, code.co_name, defaults, closure)
         function.__kwdefaults__ = kwdefaults
         function.__dict__.update(attrs)
         return function
 
     def build_cell(self, running: bool = False) -> types.CellType:
-        """Return an empty closure variable; `_pass` fills it at the end.
+        """Return an empty closure variable, which `_pass` fills at the end.
 
-        If its function was `running`, it is lost: a new cell would not follow the variable of the
-        running function.
+        If the variable belonged to a `running` function, return a cell that holds `Lost`: a new cell would not get the
+        values that the running function assigns.
         """
         if running:
             return types.CellType(
@@ -156,7 +160,7 @@ class Restoration:
         return types.MethodType(function, owner)
 
     def build_weakref(self, target: Any) -> Any:
-        """Return a weak reference; for a bound method a WeakMethod, as the method itself is temporary."""
+        """Return a weak reference to `target`; for a bound method a WeakMethod, because the method is temporary."""
         if isinstance(target, types.MethodType):
             return weakref.WeakMethod(target)
         return weakref.ref(_Nothing() if target is None else target)
@@ -166,12 +170,12 @@ class Restoration:
         return weakref.proxy(target)
 
     def build_address(self, target: Any) -> int:
-        """Return the `id` that an object has in this process."""
+        """Return the `id` of `target` in this process."""
         self.addressed[id(target)] = target
         return id(target)
 
     def build_weak(self, cls: type) -> Any:
-        """Return an empty weak container."""
+        """Return an empty weak container of the class `cls`."""
         return cls()
 
     def build_fill_weak(self, obj: Any, content: Any) -> None:
@@ -191,43 +195,43 @@ class Restoration:
         return instance
 
     def build_fill(self, obj: Any, content: Any) -> None:
-        """Set the attributes of an instance."""
+        """Set the attributes and items of an instance."""
         layout = layout_of(type(obj))
         inner = CONTAINERS.get(layout.base)
         kind = ObjectKind(layout) if inner is None else AttributedKind(inner, layout)
         kind.write(obj, content, self)
 
     def build_file(self, state: Sequence[Any] | None) -> Any:
-        """Return a file opened again at its position, or a closed one."""
+        """Return a file opened again at its recorded position; without a state, a closed file."""
         if state is None:
             import io
 
-            closed = io.TextIOWrapper(io.BytesIO())  # the next capture must see a closed file
+            closed = io.TextIOWrapper(io.BytesIO())  # the next capture must find a closed file
             closed.close()
             return closed
         return open_files.reopen(state)
 
     def build_lock(self, name: str) -> Any:
-        """Return a fresh lock."""
+        """Return a new lock of the named class."""
         return threading.RLock() if name == "RLock" else threading.Lock()
 
     def build_module(self, name: str) -> Any:
-        """Return a module."""
+        """Return the module with this name."""
         return importlib.import_module(name)
 
     def build_named(self, module: str, name: str) -> Any:
-        """Return the attribute of a module under a dotted name."""
+        """Return the attribute of `module` that has the dotted name `name`."""
         value: Any = importlib.import_module(module)
         for part in name.split("."):
             value = getattr(value, part)
         return value
 
     def build_view(self, mapping: dict[Any, Any], name: str) -> Any:
-        """Return a view of a dict: its keys, values or items, or a read-only proxy of it."""
+        """Return a view of a mapping: its keys, values or items, or a read-only proxy of the mapping."""
         return types.MappingProxyType(mapping) if name == READ_ONLY else getattr(mapping, name)()
 
     def build_torch_generator(self, device: str, state: bytes) -> Any:
-        """Return a torch generator in that state."""
+        """Return a random generator of torch in the recorded state."""
         import torch
 
         generator = torch.Generator(device)
@@ -237,7 +241,9 @@ class Restoration:
     def build_generator(self) -> Iterator[None]:
         """Return a generator that has ended."""
         generator = (None for _ in ())
-        next(generator, None)  # a generator that never started would be captured as a new one
+        next(
+            generator, None
+        )  # the next capture would store a generator that never started as not started
         return generator
 
     def build_live_generator(
@@ -247,62 +253,67 @@ class Restoration:
         count: int,
         state: Sequence[Any],
     ) -> Any:
-        """Return a generator of that function; in the second pass, the one of the first pass."""
+        """Return a generator of `function`; in the second pass, the generator that the first pass created."""
         driven = self.driven
         generator = (
-            driven.pop(0) if driven else generators.make_generator(function, arguments, count)
+            driven.pop(0)
+            if driven
+            else suspended_generators.make_generator(function, arguments, count)
         )
         self.new_generators.append(generator)
-        self.heads[id(generator)] = state
+        self.generator_states[id(generator)] = state
         return generator
 
     def build_fill_generator(self, obj: Any, values: dict[str, Any]) -> None:
-        """Remember the local variables of the generator."""
-        self.generators.append((obj, self.heads[id(obj)], values))
+        """Register a generator with its recorded local variables; `restore` runs the generator to its yield."""
+        self.generators.append((obj, self.generator_states[id(obj)], values))
 
-    def build_walk(self) -> generators.LoopIterator:
-        """Return the iterator of a loop in a generator, without its source."""
-        return generators.LoopIterator(None)
+    def build_walk(self) -> suspended_generators.LoopIterator:
+        """Return the iterator of a loop in a generator, without the source that the iterator draws from."""
+        return suspended_generators.LoopIterator(None)
 
-    def build_fill_walk(self, obj: generators.LoopIterator, content: Sequence[Any]) -> None:
-        """Set the source of the iterator and the number of items already drawn."""
+    def build_fill_walk(
+        self, obj: suspended_generators.LoopIterator, content: Sequence[Any]
+    ) -> None:
+        """Set the source of the iterator and the number of items that the loop has drawn."""
         source, count = content
         obj.continue_with(source, count)
 
     def build_loader(self, cls: type) -> Any:
-        """Return the iterator of a data loader without its attributes."""
+        """Return the iterator of a data loader, without attributes."""
         return object.__new__(cls)
 
     def build_fill_loader(self, obj: Any, content: Sequence[Any]) -> None:
-        """Set the attributes of a data loader's iterator."""
+        """Set the attributes of a data loader's iterator, and register it for its recorded draws."""
         data_loaders.LOADER.write(obj, content, self)
 
     def build_lost(self, reason: str) -> Lost:
-        """Return the marker of an object that was not captured."""
+        """Return a `Lost`, which takes the place of an object that was not captured."""
         return Lost(reason)
 
 
 class _Nothing:
-    """Target of a weak reference whose target no longer exists."""
+    """Target of a weak reference whose recorded target did not exist any more."""
 
 
-Parts = tuple[Callable[[str], Any], Callable[[str, Any], None] | None]
+BufferReaders = tuple[Callable[[str], Any], Callable[[str, Any], None] | None]
+"""The parameters `buffers` and `into` of `restore`."""
 
 
 class StateUnpickler(pickle.Unpickler):
-    """Unpickles a skeleton; numbers below `len(NAMES)` are builders, the others anchors."""
+    """Unpickles a skeleton; `objects` are the builders, then the anchors."""
 
     def __init__(self, stream: io.BytesIO, objects: Sequence[Any], buffers: Iterator[Any]) -> None:
         super().__init__(stream, buffers=buffers)
         self._objects: Sequence[Any] = objects
 
     def forget(self) -> None:
-        """Drop all references: newer Pythons keep an unpickler until the next garbage collection."""
+        """Drop all references: newer versions of Python free an unpickler only at the next garbage collection."""
         self._objects = ()
         self.memo.clear()
 
     def persistent_load(self, pid: Any) -> Any:
-        """Return a builder or a live anchor."""
+        """Return the builder or live anchor with the number `pid`."""
         return self._objects[pid]
 
 
@@ -313,13 +324,13 @@ def restore(
     buffers: Callable[[str], Any],
     into: Callable[[str, Any], None] | None = None,
 ) -> dict[str, object]:
-    """Write the state into the live anchors and return the values of the roots, by name.
+    """Write a recorded state into the live anchors, and return the recorded values of the variables, by name.
 
-    `roots` are the names that are bound now, as in the walk. `buffers` returns the bytes of a
-    buffer; `into`, if given, reads them directly into memory.
+    `roots` are the variables that are bound now, by name. `buffers` returns the bytes of the buffer with a key;
+    `into`, if given, reads the bytes of a buffer directly into the memory passed to it.
 
-    The result lacks the names that were unbound at capture. After a StateError the live objects are
-    partly restored: start the program again.
+    The result lacks variables that were unbound when the state was captured. After a StateError the live objects
+    are partly restored: start the program again.
     """
     header, stream = split(skeleton)
     if header["anchors"] != len(anchors):
@@ -337,22 +348,22 @@ def _restore(
     roots: Mapping[str, object],
     header: dict[str, Any],
     stream: memoryview,
-    parts: Parts,
+    readers: BufferReaders,
 ) -> dict[str, object]:
-    values, first_pass = _pass(anchors, roots, header, stream, parts)
+    values, first_pass = _pass(anchors, roots, header, stream, readers)
     if not first_pass.generators and not first_pass.loaders:
         return values
-    # driving generators to their yields runs the program's code: restore everything a second time
+    # running generators to their yields runs the program's code: restore the whole state a second time
     for obj, state, _ in first_pass.generators:
-        generators.drive_to_yield(obj, state, getattr(obj, "__qualname__", "?"))
-    for obj, drawn in first_pass.loaders:
-        data_loaders.draw(obj, drawn)
-    values, second_pass = _pass(anchors, roots, header, stream, parts, first_pass)
-    for (old, _), (new, drawn) in zip(first_pass.loaders, second_pass.loaders, strict=True):
-        data_loaders.hand_over(old, new, drawn)
+        suspended_generators.drive_to_yield(obj, state, getattr(obj, "__qualname__", "?"))
+    for obj, draws in first_pass.loaders:
+        data_loaders.draw(obj, draws)
+    values, second_pass = _pass(anchors, roots, header, stream, readers, first_pass)
+    for (old, _), (new, draws) in zip(first_pass.loaders, second_pass.loaders, strict=True):
+        data_loaders.hand_over(old, new, draws)
     for obj, state, local_values in second_pass.generators:
         if state[0] == "suspended":
-            generators.set_locals(obj, local_values)
+            suspended_generators.set_locals(obj, local_values)
     return values
 
 
@@ -361,18 +372,21 @@ def _pass(
     roots: Mapping[str, object],
     header: dict[str, Any],
     stream: memoryview,
-    parts: Parts,
+    readers: BufferReaders,
     first_pass: Restoration | None = None,
 ) -> tuple[dict[str, object], Restoration]:
-    """Unpickle the state and write it into the live objects, once."""
+    """Unpickle the state and write it into the live objects, without running generators and samplers.
+
+    Return the recorded values of the variables, and the `Restoration` with the generators and loaders.
+    """
     alive = anchors.alive(roots)
     table = [Block(*row) for row in header["blocks"]]
-    buffers, into = parts
+    buffers, into = readers
     memory = RestoredMemory(table, buffers, lambda number: alive[number], anchors.path, into)
     restoring = Restoration(anchors, alive, memory)
     if first_pass is not None:
         restoring.driven = list(first_pass.new_generators)
-    memory.claim()
+    memory.fill_live_memory()
     try:
         values, contents, classes, rng, cells = _read(header, stream, alive, restoring, buffers)
     except StateError:
@@ -387,9 +401,9 @@ def _pass(
         object.__setattr__(alive[number], "__class__", cls)
     _keep_texts(alive, contents, restoring.addressed)
     _write(anchors, alive, contents, restoring)
-    for cell, held in cells:
-        if held:
-            cell.cell_contents = held[0]
+    for cell, cell_values in cells:
+        if cell_values:
+            cell.cell_contents = cell_values[0]
     for action in restoring.afterwards:
         action()
     if rng is not None:
@@ -405,6 +419,7 @@ def _read(
     restoring: Restoration,
     buffers: Callable[[str], Any],
 ) -> tuple[Any, ...]:
+    """Unpickle a skeleton: return (variables, contents, changed classes, random state, values of closure variables)."""
     builders = [getattr(restoring, f"build_{name}") for name in NAMES]
     outside = (bytearray(buffers(key)) for key in header["outside"])
     objects = [*builders, *alive]
@@ -415,9 +430,9 @@ def _read(
     cells: list[Any] = []
     sets: list[Any] = []
     addresses: list[Any] = []
-    late = {"cells": cells, "contents": contents, "sets": sets, "addresses": addresses}
+    later_batches = {"cells": cells, "contents": contents, "sets": sets, "addresses": addresses}
     while (batch := unpickler.load()) is not None:
-        late[batch[0]].extend(batch[1])
+        later_batches[batch[0]].extend(batch[1])
     for live, content in addresses:
         if not set_content(live, content):
             restoring.build_fill(live, content)
@@ -431,11 +446,11 @@ def _read(
 def _keep_texts(
     alive: Sequence[Any], contents: Sequence[Any], addressed: Mapping[int, Any]
 ) -> None:
-    """Replace recorded texts by equal live ones, except those in `addressed`: their `id` is state.
+    """Replace recorded texts in `contents` by equal live texts, so that the program shares them as before.
 
-    Example: the program holds the same text as a dict key and in a list. The live key stays on
-    restore; with another text in the list, pickle would store the text twice, and a file that the
-    program pickles would differ from one written without an interruption.
+    Example: one text is a dict key and an item of a list. A restore keeps the live key; if the list got an equal
+    but other text, a pickle that the program writes would hold the text twice, and would differ from the file of a run
+    without an interruption. Texts in `addressed` are not replaced: their `id` is part of the state.
     """
     live_texts: dict[int, str] = {}
     holders = []
@@ -445,12 +460,12 @@ def _keep_texts(
             if type(content) is list and type(live) is list:
                 pairs: Iterable[tuple[Any, Any]] = zip(content, live, strict=False)
             elif type(content) is dict and all(type(key) is str for key in content):
-                held = live if isinstance(live, dict) else getattr(live, "__dict__", None)
-                if not isinstance(held, dict):
+                live_items = live if isinstance(live, dict) else getattr(live, "__dict__", None)
+                if not isinstance(live_items, dict):
                     continue
                 pairs = [
-                    *zip(content, held, strict=False),
-                    *((new, dict.get(held, key)) for key, new in content.items()),
+                    *zip(content, live_items, strict=False),
+                    *((new, dict.get(live_items, key)) for key, new in content.items()),
                 ]
             else:
                 continue
@@ -474,11 +489,11 @@ def _keep_texts(
 def _write(
     anchors: Anchors, alive: Sequence[Any], contents: Sequence[Any], restoring: Restoration
 ) -> None:
-    for late in (False, True):
+    for last in (False, True):
         for _, numbers, group in contents:
             for number, content in zip(numbers, group, strict=True):
                 obj, kind = alive[number], anchors.kinds[number]
-                if kind.late is not late or obj is None:
+                if kind.restored_last is not last or obj is None:
                     continue
                 try:
                     kind.write(obj, content, restoring)

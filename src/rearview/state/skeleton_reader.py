@@ -1,7 +1,9 @@
-"""Read a skeleton as a tree of nodes, without running any of the program's code, and describe nodes in words.
+"""Read the skeleton of a captured state as a tree of nodes, without running any of the program's code.
 
-`compare` and `read_checkpoint_variables` use it. The functions at the end are rules of comparison: which identities
-count, which values are equal, which parts are left out.
+A *node* describes a captured object: a `Ref` is an anchor (an object that existed when the loop was entered), a
+`BlockNode` the memory of arrays and tensors, an `ObjectNode` any other object. Numbers, texts and containers are
+themselves. `compare` and `read_checkpoint_variables` use the nodes; the functions below `Skeleton` answer for
+`compare` which identities matter, which values are equal and which parts are left out, and give short texts for nodes.
 """
 
 from __future__ import annotations
@@ -12,14 +14,14 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
-from rearview.model.restored_environment import SET_IN_REPLAYS, is_restored
+from rearview.model.environment_variables import SET_IN_REPLAYS, is_restored
 from rearview.state.capture import split
 from rearview.state.codecs.base import NAMES, prelude
 from rearview.state.codecs.containers import SAME
 from rearview.state.exclusions import class_named
-from rearview.state.ids_in_values import set_content
 from rearview.state.memory_blocks import Block
-from rearview.state.object_walk import Anchors, bare
+from rearview.state.object_walk import Anchors, label_without_names
+from rearview.state.python_object_ids import set_content
 
 
 class Ref:
@@ -31,12 +33,12 @@ class Ref:
         self.number = number
 
     def __call__(self, *args: Any) -> ObjectNode:
-        """Return a node for an object that is created by calling an older function."""
+        """Return a node for an object that is created by a call of this anchor, a function or class."""
         return node_class("call")(self, *args)
 
 
 class BlockNode:
-    """A memory block in a skeleton; its identity shows which tensors share it."""
+    """A memory block in a skeleton. Tensors and arrays that share the memory refer to one `BlockNode`."""
 
     __slots__ = ("block",)
 
@@ -45,13 +47,18 @@ class BlockNode:
 
 
 class ArrayBody(tuple[Any, ...]):
-    """A tensor or array as its memory block, dtype, shape and position in the block."""
+    """The content of a tensor or array: its memory block, dtype, shape, stride and offset in the block.
+
+    The body of an array has a sixth item: whether the array is writeable.
+    """
 
     __slots__ = ()
     FIELDS = ("", ".dtype", ".shape", ".stride", ".offset", ".writeable")
+    """Last step of the path to each item, for messages."""
 
 
 EXTRAS = "<hooks and attributes>"
+"""Step of a path to the hooks, attributes and flags of a tensor (`codecs.tensors.extras`)."""
 _TENSOR_FIELDS = (".requires_grad", ".grad", EXTRAS)
 CONTENT_FIELDS = {
     "tensor": ("", *_TENSOR_FIELDS),
@@ -59,6 +66,7 @@ CONTENT_FIELDS = {
     "cell": ("",),
     "defaultdict": ("", ".default_factory"),
 }
+"""By kind of an anchor: the last step of the path to each item of its content."""
 NODE_FIELDS = {
     "build tensor": ("<type>", "", *_TENSOR_FIELDS),
     "build array": ("",),
@@ -66,25 +74,29 @@ NODE_FIELDS = {
     "build anchor": ("",),
     "build special_tensor": ("<type>", "", *_TENSOR_FIELDS),
 }
+"""By label of a node: the last step of the path to each of the node's parts."""
 
 
 def without_operation(extras: Any) -> Any:
-    """Return a tensor's extras with True for the name of an operation, which old stores lack."""
+    """Return a tensor's extras with True in place of the name of the operation that made the tensor.
+
+    Old stores have True there.
+    """
     if not isinstance(extras, tuple) or not isinstance(extras[3], str):
         return extras
     return (*extras[:3], True, *extras[4:])
 
 
 class OutsideKey(bytes):
-    """The key of a buffer from an object's own pickling."""
+    """Key of a buffer outside the skeleton, in place of the bytes that a pickling method of a class stored there."""
 
 
 Span = tuple[int, tuple[int, ...], tuple[int, ...]]
-"""The bytes of a block that a tensor uses: first offset, size and stride of each dimension."""
+"""The bytes of a block that a tensor uses: offset of the first byte, sizes of the dimensions, strides in bytes."""
 
 
 def span_of(body: ArrayBody) -> Span | None:
-    """Return the bytes of its block that a tensor uses, or None if unknown (then all count)."""
+    """Return which bytes of its block a tensor uses; None for an array or an unknown dtype: all bytes then count."""
     import sys
 
     label = getattr(body[1], "label", "")
@@ -99,16 +111,25 @@ def span_of(body: ArrayBody) -> Span | None:
 
 
 class ObjectNode:
-    """Any other object: the function that creates it, its arguments, and its content."""
+    """An object that is no anchor: the function that creates the object, its arguments, and its content.
+
+    Each function has a subclass (see `node_class`).
+    """
 
     label: ClassVar[str] = ""
+    """Name of the function: a class of the program or a library, `build` with a builder's name, or
+    `class` with the number of an anchor."""
     items: list[Any]
+    """Items that pickle appends to the object."""
     pairs: list[tuple[Any, Any]]
+    """Keys and values that pickle sets in the object."""
     args: tuple[Any, ...]
+    """Arguments of the function."""
     state: Any
+    """Attributes and other content."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Keep the arguments of the creating function."""
+        """Return a node with the arguments of the function that creates the object."""
         node = object.__new__(cls)
         node.args = (*args, kwargs) if kwargs else args
         node.state = None
@@ -120,7 +141,7 @@ class ObjectNode:
         pass
 
     def __call__(self, *args: Any) -> ObjectNode:
-        """Return a node for an object that is created by calling this one, such as a bound method."""
+        """Return a node for an object that is created by a call of this object, such as a bound method."""
         return node_class("call")(self, *args)
 
     def __setstate__(self, state: Any) -> None:
@@ -141,35 +162,39 @@ class ObjectNode:
 
 
 class FillNode(ObjectNode):
-    """Sets its second argument as the state of its first."""
+    """Node of a builder that fills an object: sets the `state` of the object's node."""
 
     def __new__(cls, *args: Any, **_kwargs: Any) -> Self:
-        """Set the state."""
+        """Set the `state` of the first argument to the second argument."""
         target, state = args
         target.state = state
         return object.__new__(cls)
 
 
 class NamedNode(ObjectNode):
-    """An attribute of a module, by name."""
+    """Node of the builder `named`, which returns the attribute of a module by its name."""
 
     def __new__(cls, *args: Any, **_kwargs: Any) -> Any:
-        """Return the node class for the name."""
+        """Return the node class for the attribute."""
         module, name = args
         return node_class(f"{module}.{name}")
 
 
 class LostNode(ObjectNode):
-    """An object that was not captured, as a class: it may have been one, with instances in the stream."""
+    """An object that was not captured.
+
+    The node is a subclass of this class: the object may have been a class that has instances in the skeleton.
+    """
 
     reason: ClassVar[str] = ""
+    """Why the object was not captured."""
 
 
 class LostMarkerNode(ObjectNode):
-    """Creates the `LostNode` class of an object that was not captured."""
+    """Node of the builder `lost`: returns the `LostNode` subclass of an object that was not captured."""
 
     def __new__(cls, *args: Any, **_kwargs: Any) -> Any:
-        """Return the class for the reason, always the same one."""
+        """Return the `LostNode` subclass for a reason; equal reasons have one subclass."""
         reason = str(args[0]) if args else "it was not kept"
         label = f"lost {reason}"
         if label not in _CLASSES:
@@ -177,43 +202,44 @@ class LostMarkerNode(ObjectNode):
         return _CLASSES[label]
 
 
-_SPECIAL: dict[str, type[ObjectNode]] = {
+_BUILDER_NODES: dict[str, type[ObjectNode]] = {
     "build lost": LostMarkerNode,
     **{f"build {name}": FillNode for name in NAMES if name.startswith("fill")},
     "build named": NamedNode,
 }
 _CLASSES: dict[str, type[ObjectNode]] = {}
+"""Subclasses of `ObjectNode` by label."""
 
 
 def node_class(label: str) -> type[ObjectNode]:
-    """Return the node class for a name in the program, always the same one."""
+    """Return the subclass of `ObjectNode` with this label; there is one for each label."""
     if label not in _CLASSES:
-        _CLASSES[label] = type("Node", (_SPECIAL.get(label, ObjectNode),), {"label": label})
+        _CLASSES[label] = type("Node", (_BUILDER_NODES.get(label, ObjectNode),), {"label": label})
     return _CLASSES[label]
 
 
 class TreeUnpickler(pickle.Unpickler):
-    """Unpickles a stream with every name in it replaced by a node class."""
+    """Unpickles the stream of a skeleton; every name in the stream becomes a node class."""
 
     def __init__(self, stream: io.BytesIO, buffers: Iterator[Any], classes: Sequence[int]) -> None:
         super().__init__(stream, buffers=buffers)
         self._classes = frozenset(classes)
 
     def find_class(self, module: str, name: str, /) -> Any:
-        """Return a node class, never the object itself."""
+        """Return the node class for a name, and never the function or class that has this name."""
         return node_class(f"{module}.{name}")
 
     def persistent_load(self, pid: Any) -> Any:
-        """Return a builder's node class or an anchor's reference."""
+        """Return the node class of a builder, or the node of an anchor."""
         if pid < len(NAMES):
             return node_class(f"build {NAMES[pid]}")
         number = pid - len(NAMES)
-        # pickle creates instances of classes only, so an anchor that is a class has to be one
+        # pickle creates instances only of classes, so the node of an anchor that is a class must be a class
         return node_class(f"class {number}") if number in self._classes else Ref(number)
 
 
 class Skeleton:
-    """A skeleton as nodes: roots, contents by anchor, random state."""
+    """A captured state as nodes: variables (`roots`), contents of anchors by number, random state (`rng`)."""
 
     def __init__(self, skeleton: bytes) -> None:
         header, stream = split(skeleton)
@@ -224,7 +250,7 @@ class Skeleton:
         self.roots, contents, self.classes, self.rng = unpickler.load()
         self.contents: dict[int, tuple[str, Any]] = {}
         self.by_address: set[int] = set()
-        """Numbers of the anchors that capture knew by their `id` only."""
+        """Numbers of the arrays that capture recognised by their `id` (`Anchors.by_address`)."""
         while (batch := unpickler.load()) is not None:
             name, groups = batch
             if name == "contents":
@@ -243,23 +269,23 @@ class Skeleton:
 
     def _content(self, kind: str, content: Any) -> Any:
         if kind == "tensor" and content is not None and not isinstance(content[0][0], str):
-            return (self.body(content[0]), *content[1:])
+            return (self.array_body(content[0]), *content[1:])
         if kind == "array" and content[0] == "memory":
-            return (content[0], self.body(content[1]), *content[2:])
+            return (content[0], self.array_body(content[1]), *content[2:])
         return content
 
-    def body(self, body: Sequence[Any]) -> ArrayBody:
-        """Return the description of a tensor or array with its block of memory."""
+    def array_body(self, body: Sequence[Any]) -> ArrayBody:
+        """Return what `describe` returned for a tensor or array, with its memory block in place of the number."""
         return ArrayBody((self.blocks[body[0]], *body[1:]))
 
     def parts(self, node: ObjectNode) -> tuple[Any, ...]:
         """Return the arguments of a node, with memory blocks in place of their numbers."""
         if node.label == "build tensor":
-            return (node.args[0], self.body(node.args[1:6]), *node.args[6:])
+            return (node.args[0], self.array_body(node.args[1:6]), *node.args[6:])
         if node.label == "build array":
-            return (self.body(node.args),)
+            return (self.array_body(node.args),)
         if node.label == "build anchor":
-            # capture knew it by its `id` only, so it may be a similar new array: the content counts
+            # capture recognised the array by its `id`, so it may be a new array of equal form: compare the content
             return (self.contents[node.args[0]][1][1],)
         if node.label == "build small_array":
             data, dtype, shape, strides, writeable = node.args
@@ -269,32 +295,32 @@ class Skeleton:
 
 
 def function_as_recorded(parts: Any, recorded: Any) -> tuple[Any, ...]:
-    """Return the parts of a function with the recorded closure variables, without its code.
+    """Return the parts of a function without its code and without closure variables that `recorded` lacks.
 
-    A probe changes the code and may add closure variables. The source was checked before the
-    replay: nothing but probes was added.
+    A probe changes the code and may add closure variables. The source was checked before the replay: only
+    probes were added.
     """
-    place, names, cells, *own = parts
+    location, names, cells, *own_values = parts
     recorded_names = set(recorded[1])
     closure = {
         name: cell for name, cell in zip(names, cells, strict=True) if name in recorded_names
     }
-    return (place[:3], closure, *own)
+    return (location[:3], closure, *own_values)
 
 
 QUICK = {int, str, bytes, bool, type(None)}
 """Types whose values `==` compares exactly."""
-# objects that Python creates at every access, so that their identity means nothing
 _VALUE_LABELS = ("build method", "build weakref", "build module", "build lock", "build view")
+"""Labels of objects that Python may create at every access, so that their identity means nothing."""
 _VALUE_MODULES = ("numpy.", "torch.", "datetime.", "pathlib", "decimal.", "fractions.", "uuid.")
 _ARRAYS = {"build array", "build small_array", "build anchor"}
 _OWN_VARIABLES = ("REARVIEW_RUN", "REARVIEW_REPLAY", b"REARVIEW_RUN", b"REARVIEW_REPLAY")
 
 
-def elements(recipe: Any) -> frozenset[Any]:
-    """Return the elements of a set from its recipe."""
-    as_set_up = isinstance(recipe, tuple) and recipe[:1] == (SAME,)
-    return frozenset(recipe[1] if as_set_up else recipe)
+def elements(content: Any) -> frozenset[Any]:
+    """Return the elements of a set, given its captured content (`codecs.containers.SetKind`)."""
+    as_set_up = isinstance(content, tuple) and content[:1] == (SAME,)
+    return frozenset(content[1] if as_set_up else content)
 
 
 def same_values(a: Any, b: Any) -> bool:
@@ -307,22 +333,22 @@ def same_values(a: Any, b: Any) -> bool:
         return bool(a == b)
     # floats are compared by their bits: -0.0 == 0.0, and NaN != NaN
     bits = [array("d", [x for x in side if type(x) is float]).tobytes() for side in (a, b)]
-    others = [[x for x in side if type(x) is not float] for side in (a, b)]
-    return bits[0] == bits[1] and others[0] == others[1]
+    without_floats = [[x for x in side if type(x) is not float] for side in (a, b)]
+    return bits[0] == bits[1] and without_floats[0] == without_floats[1]
 
 
 def is_array(value: Any) -> bool:
-    """Return True if a node is an array, however it was captured."""
+    """Return True if a node describes an array in one of the three forms that capture uses."""
     return isinstance(value, ObjectNode) and value.label in _ARRAYS
 
 
 def is_object_id(value: Any) -> bool:
-    """Return True if a node represents the `id` of an object."""
+    """Return True if a node stands for the `id` of an object."""
     return isinstance(value, ObjectNode) and value.label == "build address"
 
 
 def has_identity(value: Any) -> bool:
-    """Return True if the identity of an object matters, not only its value."""
+    """Return True if the identity of an object matters to the program, and not only its value."""
     if isinstance(value, (tuple, frozenset)):
         return False
     if isinstance(value, ObjectNode):
@@ -331,17 +357,19 @@ def has_identity(value: Any) -> bool:
 
 
 def class_of(node: ObjectNode, anchors: Anchors) -> str:
-    """Return the name of the class of an object."""
+    """Return the full name of the class of an object."""
     label = node.label
     if label == "build instance":
         label = str(getattr(node.args[0], "label", ""))
-    if label.startswith("class "):  # one of the program, which is an anchor
-        label = bare(anchors.signature[int(label[len("class ") :])]).removeprefix("class ")
+    if label.startswith("class "):  # a class of the program, which is an anchor
+        label = label_without_names(anchors.signature[int(label[len("class ") :])]).removeprefix(
+            "class "
+        )
     return label
 
 
 def live_class(node: ObjectNode, anchors: Anchors) -> type | None:
-    """Return the class of an object in the live program, None if it does not exist there."""
+    """Return the class of an object, or None if the running program has no class of this name."""
     source = node.args[0] if node.label == "build instance" else node
     label = str(getattr(source, "label", ""))
     if not label.startswith("class "):
@@ -351,39 +379,46 @@ def live_class(node: ObjectNode, anchors: Anchors) -> type | None:
 
 
 def content_as_recorded(recorded: Any, content: Any) -> Any:
-    """Return the content of a function without the closure variables that only a probe reads.
+    """Return the content of a function without closure variables that the recorded function lacks.
 
-    Variables that it shares with other functions are compared with those.
+    Only probes of this function read the variables that are left out; if another function uses such a variable, its
+    value is compared with that function.
     """
-    closure, own = content
-    return {name: cell for name, cell in closure.items() if name in recorded[0]}, own
+    closure, own_values = content
+    return {name: cell for name, cell in closure.items() if name in recorded[0]}, own_values
 
 
 def generator_as_recorded(recorded: Any, content: Any) -> Any:
     """Return the content of a generator without the local variables that only a probe binds."""
     if not isinstance(content, tuple) or len(content) < 3 or len(recorded or ()) < 3:
         return content
-    state, number, held = content
-    return state, number, {name: value for name, value in held.items() if name in recorded[2]}
+    state, number, variables = content
+    return state, number, {name: value for name, value in variables.items() if name in recorded[2]}
 
 
 def without_matched_ids(
-    then: Iterable[Any], now: Iterable[Any], partner: Mapping[int, int]
+    recorded: Iterable[Any], current: Iterable[Any], partner: Mapping[int, int]
 ) -> tuple[list[Any], list[Any]]:
-    """Return the elements of two sets without each `id` whose object has a partner in both."""
-    current = {_key(element.args[0]): element for element in now if is_object_id(element)}
+    """Return the elements of a recorded set and of the current set, without object ids that both sets contain.
+
+    `partner` tells which current object corresponds to a recorded object.
+    """
+    current_ids = {_key(element.args[0]): element for element in current if is_object_id(element)}
     unmatched = []
-    for element in then:
+    for element in recorded:
         key = _key(element.args[0], partner) if is_object_id(element) else None
-        if key is None or current.pop(key, None) is None:
+        if key is None or current_ids.pop(key, None) is None:
             unmatched.append(element)
-    return unmatched, [element for element in now if not is_object_id(element)] + list(
-        current.values()
+    return unmatched, [element for element in current if not is_object_id(element)] + list(
+        current_ids.values()
     )
 
 
 def _key(target: Any, partner: Mapping[int, int] | None = None) -> Any:
-    """Return a key for the object of an `id`, None if the comparison has not seen it."""
+    """Return a value that identifies the object of an `id` in the current state.
+
+    With `partner`, `target` is a recorded object; the result is None if it has no partner yet.
+    """
     if isinstance(target, Ref):
         return "anchor", target.number
     if isinstance(target, type):
@@ -392,29 +427,31 @@ def _key(target: Any, partner: Mapping[int, int] | None = None) -> Any:
 
 
 def is_environment(items: dict[Any, Any]) -> bool:
-    """Return True for a copy of the environment, or the table inside `os.environ`.
+    """Return True if a dict holds the environment variables: the dict inside `os.environ`, or a copy of it.
 
-    It is recognised by Rearview's own variables.
+    Rearview sets a variable in every run, which shows that a dict holds the environment.
     """
     return any(name in items for name in _OWN_VARIABLES)
 
 
 def compared_variables(items: dict[Any, Any]) -> dict[Any, Any]:
-    """Return the environment variables that must equal the recorded ones, in order.
+    """Return the environment variables that a replay must have with equal values, sorted by name.
 
     Variables that are not restored, or that a replay sets, are left out; see docs/environment.md.
     """
     names = {key: key.decode(errors="replace") if type(key) is bytes else str(key) for key in items}
-    kept = [key for key, name in names.items() if is_restored(name) and name not in SET_IN_REPLAYS]
-    return {key: items[key] for key in sorted(kept, key=names.__getitem__)}
+    restored_keys = [
+        key for key, name in names.items() if is_restored(name) and name not in SET_IN_REPLAYS
+    ]
+    return {key: items[key] for key in sorted(restored_keys, key=names.__getitem__)}
 
 
 _WIDTH = 80
-"""Characters of a short text at most."""
+"""Most characters of a short text."""
 
 
 def short(value: Any, anchors: Anchors | None = None) -> str:
-    """Return a short text for a value, at most one line.
+    """Return a short text for a node or plain value: at most one line.
 
     >>> short([1, 2.5, "three"])
     "[1, 2.5, 'three']"
@@ -446,7 +483,7 @@ def _text(value: Any, anchors: Anchors | None, depth: int) -> str:
 
 
 def canonical(value: Any, depth: int = 4) -> str:
-    """Return a sort key for elements of a set, which have no order."""
+    """Return a text that sorts the elements of a set alike in every process."""
     if isinstance(value, Ref):
         return f"anchor {value.number:09}"
     if isinstance(value, ObjectNode):

@@ -1,4 +1,9 @@
-"""Variables of a namespace in groups: those that share objects, which are copied and compared together."""
+"""Group the variables of a notebook that share objects, and copy a group as bytes (`serialize`).
+
+Variables that share an object must be copied and compared together: separate copies would not share the object.
+Stored copies name functions of this module, such as `_make_tensor`: renaming the module or one of these functions
+makes stored copies unreadable.
+"""
 
 from __future__ import annotations
 
@@ -16,25 +21,26 @@ from rearview.state.code_lookup import importable
 from rearview.state.memory_blocks import GcPaused, bytes_of
 
 MOST_OBJECTS = 500_000
-"""Objects that are searched for sharing between variables; beyond that, all variables count as one group."""
+"""Most objects that are searched for sharing between variables; if there are more, all variables form one group."""
 EVERYTHING = frozenset(
     {"globals", "locals", "vars", "eval", "exec", "get_ipython", "gc", "setattr"}
 )
-"""Names by which a cell can reach any variable."""
+"""Names of functions with which a cell can reach any variable."""
 _ATOMS = (int, float, complex, str, bytes, bool, type(None), range, slice)
 BY_REFERENCE = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
-"""Kinds of objects that are never copied."""
+"""Types of objects that are never copied."""
 
 
 @dataclass(frozen=True, slots=True)
 class Serialized:
-    """Variables as bytes: a pickle, the large buffers outside of it, and a digest of all of it."""
+    """Variables as bytes: a pickle, the large buffers outside the pickle, and a digest of all these bytes."""
 
     data: bytes
+    """The pickle."""
     buffers: list[pickle.PickleBuffer]
     digest: str
     notes: tuple[str, ...] = ()
-    """The parts that a copy made from these bytes lacks."""
+    """In words: what a copy made from these bytes lacks."""
 
     @property
     def nbytes(self) -> int:
@@ -43,20 +49,20 @@ class Serialized:
 
 
 _TEXT, _DTYPE, _SLICE = "=", "#", ":"
-"""First characters of the ids that represent a text, a type of array elements or a slice in a pickle; names begin otherwise."""
+"""First characters of the ids that stand for a text, a NumPy dtype or a slice in a pickle; no name begins with them."""
 
 
 class _Never:
-    """Nothing is an instance of it."""
+    """A class without instances, for `isinstance` if a library is not loaded."""
 
 
 def _is_plain(dtype: Any) -> bool:
-    """Return True if a type of array elements is fully described by its short text."""
+    """Return True if the short text of a NumPy dtype, such as `<f4`, describes the dtype fully."""
     return dtype.kind in "biufcmMOSU" and dtype.metadata is None and dtype.subdtype is None
 
 
 def object_of(pid: str, find: Callable[[str], Any]) -> Any:
-    """Return the object that the id `pid` in a pickle represents; `find` returns objects that are known by name."""
+    """Return the object that the id `pid` in a pickle stands for; `find` returns the object with a stored name."""
     if pid.startswith(_TEXT):
         return pid[1:]
     if pid.startswith(_DTYPE):
@@ -69,7 +75,7 @@ def object_of(pid: str, find: Callable[[str], Any]) -> Any:
 
 
 def _slice_id(obj: slice) -> str | None:
-    """Return the id that represents a slice of whole numbers in a pickle; None for other slices."""
+    """Return the id that stands for a slice of whole numbers in a pickle, or None for any other slice."""
     parts = (obj.start, obj.stop, obj.step)
     if any(part is not None and type(part) is not int for part in parts):
         return None
@@ -84,20 +90,22 @@ def serialize(
     rebuild: Callable[[Any], Any] = lambda _: None,
     owned: bool = False,
 ) -> Serialized:
-    """Return variables as bytes; raise if something in them cannot be copied.
+    """Return variables as bytes; raise if an object in them cannot be copied.
 
-    Views of one array stay views of one array. `by_name` returns the name that is stored instead of an object,
-    or None to copy the object; `refuse` returns why an object cannot be copied, or an empty text; `rebuild` returns how to
-    rebuild an object, as `__reduce_ex__` does, or None. With `owned`, texts, types of
-    array elements and slices are told apart by their value alone, and equal content has equal digests, also if it was loaded; arrays and tensors own
-    their memory when they are loaded, as the originals do, and a tensor with a graph is refused; otherwise they
-    use the memory of the copy, and a tensor is copied without the graph that computed it, with a note.
+    Views of one array stay views of one array. `by_name` returns the name to store in place of an object, or None to
+    copy the object. `refuse` returns why an object cannot be copied, or an empty text. `rebuild` returns how to
+    rebuild an object, as `__reduce_ex__` does, or None.
+
+    With `owned`, equal content has equal digests, even if the content was itself loaded from a copy: equal texts, dtypes
+    and slices become one object. Loaded arrays and tensors own their memory, as the originals do. A tensor with an
+    autograd graph is refused. Without `owned`, loaded arrays and tensors use the memory of the copy, and a tensor is
+    copied without its graph, with a note.
     """
     import cloudpickle
     import xxhash
 
     buffers: list[pickle.PickleBuffer] = []
-    memory: dict[int, Any] = {}
+    memory: dict[int, Any] = {}  # by address: the array, tensor or storage that uses the memory
     notes: list[str] = []
 
     texts: dict[str, str] = {}
@@ -108,7 +116,8 @@ def serialize(
     class GroupPickler(cloudpickle.Pickler):  # type: ignore[misc]
         def persistent_id(self, obj: Any) -> str | None:
             if owned:
-                # which equal texts, types and slices are one object depends on how they came about: not so in the copy
+                # whether equal texts, dtypes or slices are one object depends on how the program made them, not on
+                # their content: store each value once
                 if type(obj) is str:
                     return texts.get(obj) or texts.setdefault(obj, _TEXT + obj)
                 if isinstance(obj, dtype_type) and _is_plain(obj):
@@ -121,14 +130,14 @@ def serialize(
             reason = refuse(obj)
             if reason:
                 raise TypeError(reason)
-            steady = rebuild(obj) or (_as_loaded(obj) if owned else None)
-            if steady is not None:
-                return steady
-            kept = _view_of(obj) or _tensor_parts(obj, memory, notes, owned=owned)
-            if kept is None:
+            stable_form = rebuild(obj) or (_as_loaded(obj) if owned else None)
+            if stable_form is not None:
+                return stable_form
+            memory_form = _view_of(obj) or _tensor_parts(obj, memory, notes, owned=owned)
+            if memory_form is None:
                 _check_memory(obj, memory)
-                kept = _as_owned(obj) if owned else None
-            return super().reducer_override(obj) if kept is None else kept
+                memory_form = _as_owned(obj) if owned else None
+            return super().reducer_override(obj) if memory_form is None else memory_form
 
     out = io.BytesIO()
     with GcPaused():
@@ -141,9 +150,9 @@ def serialize(
 
 
 def _as_loaded(obj: Any) -> Any:
-    """Return how to rebuild an object whose own pickle is another one once it was loaded; None for other objects."""
+    """Return how to rebuild an object whose own pickle changes once the object is loaded; None for other objects."""
     if type(obj).__module__ == "sklearn.utils._bunch" and isinstance(obj, dict):
-        return type(obj), (), None, None, iter(obj.items())  # it takes no other state
+        return type(obj), (), None, None, iter(obj.items())  # the items are the whole state
     numpy = sys.modules.get("numpy")
     if numpy is not None and type(obj) is numpy.ma.MaskedArray and not obj.dtype.hasobject:
         function, args, state = obj.__reduce__()
@@ -155,7 +164,7 @@ def _as_loaded(obj: Any) -> Any:
 
 
 def _view_of(obj: Any) -> Any:
-    """Return how to rebuild a NumPy view on the copy of its base array; None if it is not a view."""
+    """Return how to rebuild a NumPy view on the copy of its base array, or None for an object that is no view."""
     numpy = sys.modules.get("numpy")
     if numpy is None or type(obj) is not numpy.ndarray or obj.base is None or obj.dtype.hasobject:
         return None
@@ -171,7 +180,7 @@ def _view_of(obj: Any) -> Any:
 
 
 def _check_memory(obj: Any, memory: dict[int, Any]) -> None:
-    """Raise if an array shares memory with a tensor: copies of them would not."""
+    """Raise TypeError if an array shares memory with a tensor: the copies would not share memory."""
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(obj, numpy.ndarray) and obj.size:
         address = int(obj.__array_interface__["data"][0])
@@ -180,7 +189,7 @@ def _check_memory(obj: Any, memory: dict[int, Any]) -> None:
 
 
 def _as_owned(obj: Any) -> Any:
-    """Return the constructor and arguments that rebuild an array with its own memory; None for other objects."""
+    """Return how to rebuild a contiguous array with its own memory, or None for any other object."""
     numpy = sys.modules.get("numpy")
     if numpy is None or type(obj) is not numpy.ndarray:
         return None
@@ -192,7 +201,7 @@ def _as_owned(obj: Any) -> Any:
     writeable = bool(flags.writeable)
     fields = obj.dtype.fields or {}
     if fields and sum(each[0].itemsize for each in fields.values()) < obj.dtype.itemsize:
-        # bytes between the fields are not initialised
+        # bytes between the fields are not initialised, so their values must not be stored
         clean = numpy.zeros(obj.shape, obj.dtype, order="C" if flags.c_contiguous else "F")
         for name in fields:
             clean[name] = obj[name]
@@ -208,9 +217,9 @@ def _as_owned(obj: Any) -> Any:
 def _no_elements(shape: Any, dtype: Any, writeable: bool) -> Any:
     import numpy as np
 
-    made = np.empty(shape, dtype)
-    made.flags.writeable = writeable
-    return made
+    array = np.empty(shape, dtype)
+    array.flags.writeable = writeable
+    return array
 
 
 def _owned_array(data: Any, dtype: Any, shape: Any, order: str, writeable: bool) -> Any:
@@ -226,12 +235,14 @@ def _owned_array(data: Any, dtype: Any, shape: Any, order: str, writeable: bool)
 def _make_view(root: Any, shape: Any, dtype: Any, offset: int, strides: Any) -> Any:
     import numpy as np
 
-    plain = root if root.flags.c_contiguous else root.T  # the same memory, as a buffer has it
+    plain = (
+        root if root.flags.c_contiguous else root.T
+    )  # `np.ndarray` takes only C-contiguous memory
     return np.ndarray(shape, dtype, plain, offset, strides)
 
 
 class _StorageBytes:
-    """The memory of tensors; when it is loaded, the storage that all of them share again."""
+    """The memory that tensors share, for pickle; when loaded, it becomes the storage of all these tensors."""
 
     def __init__(self, storage: Any, *, owned: bool) -> None:
         self._storage = storage
@@ -253,9 +264,9 @@ def _make_storage(data: Any, owned: bool) -> Any:
 
 
 def _tensor_parts(obj: Any, memory: dict[int, Any], notes: list[str], *, owned: bool) -> Any:
-    """Return the function and arguments that rebuild a plain tensor on the copy of its storage, else None.
+    """Return how to rebuild a plain tensor on the copy of its storage, or None for any other object.
 
-    Raise if a tensor that cannot be made so shares memory with another: copies of them would not.
+    Raise TypeError for a tensor that is not plain and shares memory with another: the copies would not share memory.
     """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(obj, torch.Tensor):
@@ -301,28 +312,28 @@ def _set_attributes(obj: Any, attributes: Mapping[str, Any]) -> None:
 
 
 def reachable(source: str, variables: Mapping[str, Any]) -> set[str] | None:
-    """Return the variables that a cell can reach by name; None if it can reach any.
+    """Return the variables that the code of a cell can reach by name; None if it may reach any variable.
 
-    A function that it names reaches the variables that the function names, and so on.
+    If the code names a function, it reaches the variables that the function names, and so on.
     """
     try:
         names = {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
     except (SyntaxError, ValueError):
         return None
-    todo, seen = list(names), set(names)
+    todo, reached_names = list(names), set(names)
     while todo:
         value = variables.get(todo.pop())
         for code in codes_of(value):
-            fresh = set(code.co_names) - seen
-            seen |= fresh
-            todo += fresh
-    if seen & EVERYTHING:
+            new_names = set(code.co_names) - reached_names
+            reached_names |= new_names
+            todo += new_names
+    if reached_names & EVERYTHING:
         return None
-    return seen & variables.keys()
+    return reached_names & variables.keys()
 
 
 def codes_of(value: Any) -> Iterator[types.CodeType]:
-    """Yield the code of functions and of the methods of classes and their instances."""
+    """Yield the code of a function, or of the methods of a class of the notebook or of its instance."""
     if isinstance(value, types.MethodType):
         value = value.__func__
     functions: list[Any] = [value]
@@ -341,7 +352,7 @@ def codes_of(value: Any) -> Iterator[types.CodeType]:
 
 
 def is_reference(value: Any) -> bool:
-    """Return True if a variable is a module, a class, or a function that has no variables of its own."""
+    """Return True if a value is a module, a class, or a function without closure variables."""
     return isinstance(value, BY_REFERENCE) and not _has_closure(value)
 
 
@@ -352,7 +363,7 @@ def _has_closure(value: Any) -> bool:
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
-    """Return the state of a function or class by name: attributes, and the defaults of a function.
+    """Return the attributes of a function or class by name, with the defaults of a function.
 
     >>> attributes_of(type("A", (), {"n": 1}))
     {'n': 1}
@@ -373,10 +384,10 @@ def sharing_groups(
     *,
     closures: bool = False,
 ) -> list[tuple[str, ...]]:
-    """Return the variables in groups: variables that share a mutable object are in one group.
+    """Return the names of the variables in groups: variables that share a mutable object are in one group.
 
-    `walked` has, by name, the objects of variables that have not changed since an earlier call, and gets the
-    objects of the others. With `closures`, objects in closures of functions count.
+    `walked` holds, by name, the objects of variables that have not changed since an earlier call; the objects of all
+    other variables are added to it. With `closures`, objects in closures of functions are searched, too.
     """
     owner: dict[int, str] = {}
     parent = {name: name for name in variables}
@@ -388,19 +399,19 @@ def sharing_groups(
 
     count = 0
     for name, value in variables.items():
-        mine = walked.get(name) if walked is not None else None
-        if mine is None:
-            mine = _objects_of(value, MOST_OBJECTS - count, closures=closures)
-        count += len(mine)
+        objects = walked.get(name) if walked is not None else None
+        if objects is None:
+            objects = _objects_of(value, MOST_OBJECTS - count, closures=closures)
+        count += len(objects)
         if count > MOST_OBJECTS:
             return [tuple(sorted(variables))]
         if walked is not None:
-            walked[name] = mine
-        shared = {owner[each] for each in owner.keys() & mine.keys()}
+            walked[name] = objects
+        shared = {owner[address] for address in owner.keys() & objects.keys()}
         for first in shared:
             if top(first) != top(name):
                 parent[top(name)] = top(first)
-        owner.update(dict.fromkeys(mine, name))
+        owner.update(dict.fromkeys(objects, name))
     groups: dict[str, list[str]] = {}
     for name in variables:
         groups.setdefault(top(name), []).append(name)
@@ -408,35 +419,35 @@ def sharing_groups(
 
 
 def _objects_of(value: Any, most: int, *, closures: bool) -> dict[int, Any]:
-    """Return the objects that a variable reaches by address, without those that never change.
+    """Return the objects that a value leads to, by address, without objects that never change.
 
-    Blocks of memory that arrays and tensors share count too, with a minus. More than `most` are not looked for.
+    The memory of arrays and tensors is included: its negative address is a key. Stop after about `most` objects.
     """
-    mine: dict[int, Any] = {}
+    objects: dict[int, Any] = {}
     todo = [value]
     never = (*_ATOMS, *BY_REFERENCE)
     dtype_type: Any = getattr(sys.modules.get("numpy"), "dtype", _Never)
-    while todo and len(mine) <= most:
+    while todo and len(objects) <= most:
         obj = todo.pop()
-        if id(obj) in mine or (isinstance(obj, never) and not (closures and _has_closure(obj))):
+        if id(obj) in objects or (isinstance(obj, never) and not (closures and _has_closure(obj))):
             continue
         if isinstance(obj, types.FunctionType):
-            mine[id(obj)] = obj
+            objects[id(obj)] = obj
             todo += [*(obj.__closure__ or ()), obj.__defaults__, obj.__kwdefaults__, vars(obj)]
             continue
         if isinstance(obj, dtype_type) and obj.names is None:
             continue
-        mine[id(obj)] = obj
+        objects[id(obj)] = obj
         todo += gc.get_referents(obj)
         todo += _hidden_referents(obj)
         address = _memory_address(obj)
         if address:
-            mine[-address] = None
-    return mine
+            objects[-address] = None
+    return objects
 
 
 def _hidden_referents(obj: Any) -> list[Any]:
-    """Return objects that an array or tensor holds without telling the garbage collector."""
+    """Return the base of an array or the gradient of a tensor, which `gc.get_referents` does not return."""
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None and isinstance(obj, numpy.ndarray):
         return [obj.base] if obj.base is not None else []
@@ -446,7 +457,7 @@ def _hidden_referents(obj: Any) -> list[Any]:
 
 
 def _memory_address(obj: Any) -> int:
-    """Return where the memory of an array or tensor begins, for those that own or share it; else 0."""
+    """Return the address of the memory of a tensor, or of an array that owns its memory; 0 for any other object."""
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None and isinstance(obj, numpy.ndarray):
         return int(obj.__array_interface__["data"][0]) if obj.base is None and obj.size else 0

@@ -14,7 +14,7 @@ from zlib import crc32
 from rearview.errors import DamagedError
 from rearview.model import Run
 from rearview.model.cell_lineage import CellLineage
-from rearview.model.restored_environment import Environment
+from rearview.model.environment_variables import Environment
 from rearview.store.files import append_line, publish, read_lines
 
 ENVIRONMENT_FILE = "environment.jsonl"

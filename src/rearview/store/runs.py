@@ -26,7 +26,7 @@ from rearview.model import (
     Status,
     proof_of,
 )
-from rearview.model.replay_start import read_replay_start
+from rearview.model.process_messages import read_replay_start
 from rearview.model.run import read_record
 from rearview.model.secrets import redact_value
 from rearview.store.files import (

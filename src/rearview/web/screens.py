@@ -12,7 +12,7 @@ from typing import Any
 from rearview._history import History
 from rearview.errors import RearviewError, UsageError
 from rearview.model import Run, Status
-from rearview.model.restored_environment import is_restored
+from rearview.model.environment_variables import is_restored
 from rearview.model.run import name_of
 from rearview.multiversion.open_study import open_runs
 from rearview.multiversion.replay_study import ReplayOptions, StudyPlan, plan_study

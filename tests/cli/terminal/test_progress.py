@@ -27,7 +27,7 @@ def test_without_a_terminal_a_line_comes_now_and_then(capsys):
     clock = Clock()
     bar = progress.Bar(clock=clock)
     for clock.now in (5.0, 12.0, 13.0, 25.0):
-        bar(Event("proved", 0, 9, "r", clock.now / 100, left=30.0))
+        bar(Event("proved", 0, 9, "r", clock.now / 100, seconds_left=30.0))
         bar.tick()
     out, err = capsys.readouterr()
     assert out == ""
@@ -57,7 +57,7 @@ def test_a_terminal_gets_a_bar_that_goes_away(capsys, monkeypatch):
 
 def busy(*workers, total=300, done=0.25):
     under_way = tuple(SegmentProgress(k, k, f"run-{k}", 0.5, 10.0, 8.0, 12.0) for k in workers)
-    return Event("progress", 0, total, "r", done, left=90.0, workers=8, under_way=under_way)
+    return Event("progress", 0, total, "r", done, seconds_left=90.0, workers=8, under_way=under_way)
 
 
 def on_a_terminal(monkeypatch):

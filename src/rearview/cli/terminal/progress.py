@@ -14,7 +14,7 @@ from rearview.cli.terminal.output import duration, plural
 from rearview.model.wording import printable
 
 if TYPE_CHECKING:
-    from rearview._history import Event
+    from rearview._history import Event, SegmentProgress
 
 SHOW_AFTER = 2.0
 """Seconds before progress is shown."""
@@ -82,7 +82,7 @@ class Bar:
     def __call__(self, event: Event) -> None:
         """Remember one event."""
         self._ended += event.kind in {"proved", "failed", "filled"}
-        if event.kind == "progress" or self._event is None or event.done > self._event.done:
+        if event.kind == "progress" or self._event is None or event.fraction > self._event.fraction:
             self._event = event
 
     def tick(self) -> None:
@@ -94,10 +94,12 @@ class Bar:
             self._draw(event)
         elif now - self._last >= PLAIN_EVERY:
             self._last = now
-            left = "" if event.left is None else f", about {duration(event.left)} left"
+            left = (
+                "" if event.seconds_left is None else f", about {duration(event.seconds_left)} left"
+            )
             busy = f" on {plural(event.workers, 'worker')}" if event.workers else ""
             output.said(
-                f"{event.done:.0%} done, {self._ended} of {plural(event.total, 'segment')}"
+                f"{event.fraction:.0%} done, {self._ended} of {plural(event.total, 'segment')}"
                 f"{_waiting_text(event)}{busy}{left}"
             )
 
@@ -124,18 +126,18 @@ class Bar:
                 self._bars[worker] = self._rich.add_task("", total=1.0, left="")
             self._rich.update(
                 self._bars[worker],
-                completed=min(progress.done, 1.0),
+                completed=min(progress.fraction, 1.0),
                 description=f"  worker {worker + 1}: {printable(progress.run, line=True)}",
-                left=f"{duration(progress.left)} left, {duration(progress.predicted)} predicted",
+                left=f"{duration(progress.seconds_left)} left, {duration(progress.predicted)} predicted",
             )
         more = len(event.under_way) - len(by_worker)
         self._rich.update(
             self._bars[TOTAL],
-            completed=event.done,
+            completed=event.fraction,
             description=f"{self._ended} of {plural(event.total, 'segment')}"
             + _waiting_text(event)
             + (f", {plural(more, 'more worker')}" if more > 0 else ""),
-            left="" if event.left is None else f"about {duration(event.left)} left",
+            left="" if event.seconds_left is None else f"about {duration(event.seconds_left)} left",
         )
 
     def _watch(self) -> None:
@@ -156,7 +158,9 @@ class Bar:
 
 
 def _waiting_text(event: Event) -> str:
-    return f", {event.held} wait for another backfill" if event.held else ""
+    return (
+        f", {event.claimed_elsewhere} wait for another backfill" if event.claimed_elsewhere else ""
+    )
 
 
 class Lines:
@@ -176,11 +180,11 @@ class Lines:
             output.json_line(
                 {
                     "event": "progress",
-                    "done": event.done,
-                    "left": event.left,
+                    "done": event.fraction,
+                    "left": event.seconds_left,
                     "workers": event.workers,
-                    "under_way": event.under_way,
-                    "held": event.held,
+                    "under_way": [_segment_fields(segment) for segment in event.under_way],
+                    "held": event.claimed_elsewhere,
                 }
             )
             return
@@ -194,11 +198,11 @@ class Lines:
         if event.kind in {"rows", "proved", "failed"}:
             fields["rows"] = event.rows
         if event.kind in {"proved", "failed"}:
-            fields |= {"seconds": event.seconds, "done": event.done}
+            fields |= {"seconds": event.seconds, "done": event.fraction}
         if event.kind == "again":
             fields["seconds"] = event.seconds
         if event.kind == "filled":
-            fields["done"] = event.done
+            fields["done"] = event.fraction
         if event.message:
             fields["message"] = event.message
         output.json_line(fields)
@@ -208,3 +212,17 @@ class Lines:
 
     def __exit__(self, *_: object) -> None:
         return
+
+
+def _segment_fields(progress: SegmentProgress) -> dict[str, Any]:
+    """Return the fields of a running segment, as docs/backfill.md names them."""
+    return {
+        "worker": progress.worker,
+        "segment": progress.segment,
+        "run": progress.run,
+        "done": progress.fraction,
+        "spent": progress.spent,
+        "predicted": progress.predicted,
+        "left": progress.seconds_left,
+        "rows": progress.rows,
+    }

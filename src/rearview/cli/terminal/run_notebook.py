@@ -15,7 +15,7 @@ from rearview.cli.terminal import output
 from rearview.errors import UsageError
 
 if TYPE_CHECKING:
-    from rearview._history import StartCommand
+    from rearview._history import LaunchCommand
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -66,7 +66,7 @@ def check_notebook(data: bytes, target: str, *, quiet: bool) -> None:
 
 
 def run_notebook(
-    command: StartCommand, data: bytes, target: str, out: Path | None, timeout: float | None
+    command: LaunchCommand, data: bytes, target: str, out: Path | None, timeout: float | None
 ) -> int:
     """Run a notebook, print the output of its cells, and return the exit code."""
     from rearview.notebook.kernel_client import execute, write
@@ -98,7 +98,7 @@ def _hint(raised: str) -> str:
     return ""
 
 
-def resumed_run(command: StartCommand) -> str | None:
+def resumed_run(command: LaunchCommand) -> str | None:
     """Return the stopped run that a preemptible notebook resumes, or None."""
     from rearview.notebook.kernel_client import control_of
 

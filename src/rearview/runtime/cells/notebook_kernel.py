@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from rearview.errors import UsageError
 from rearview.model.cell_lineage import CellLineage
-from rearview.model.messages import Control
+from rearview.model.process_messages import Control
 from rearview.runtime import importer
 from rearview.runtime.cells.cell_inputs import Lineage
 from rearview.runtime.importer import register_module

@@ -23,7 +23,7 @@ import msgspec
 
 import rearview.runtime.replay.start_replay  # noqa: F401 - a fresh segment loads this before libraries
 from rearview.model import Control
-from rearview.model.messages import (
+from rearview.model.process_messages import (
     LAUNCHER,
     VARIABLE,
     ForkServerReady,

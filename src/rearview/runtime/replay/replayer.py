@@ -18,7 +18,7 @@ import msgspec
 from rearview.checkpointer.signals import leave_at_once
 from rearview.errors import RearviewError
 from rearview.model import Checkpoint, EarlyEnd, Edge, LoopStep, Point, ReplayReport, SegmentFile
-from rearview.model.messages import ReplayFailure, may_hold
+from rearview.model.process_messages import ReplayFailure, may_hold
 from rearview.model.run import name_of
 from rearview.model.wording import plural
 from rearview.runtime.checkpoint_index import CheckpointIndex
@@ -397,8 +397,8 @@ class Replayer(Session):
             self.report.states += 1
         else:
             self.report.difference = (
-                f"{difference.path} at {checkpoint.point}: recorded {difference.then}, "
-                f"now {difference.now}"
+                f"{difference.path} at {checkpoint.point}: recorded {difference.recorded}, "
+                f"now {difference.current}"
             )
         self.ran_code = self.ran_loops = False
 

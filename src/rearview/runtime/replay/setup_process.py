@@ -29,7 +29,13 @@ from typing import Any, NoReturn
 import msgspec
 
 from rearview.model import Control
-from rearview.model.messages import UNLIKE, VARIABLE, ForkServerReady, SetupStart, SpawnRequest
+from rearview.model.process_messages import (
+    UNLIKE,
+    VARIABLE,
+    ForkServerReady,
+    SetupStart,
+    SpawnRequest,
+)
 from rearview.runtime.checkpoint_index import CheckpointIndex, KnownMemory
 from rearview.runtime.program_frames import run_at_bottom
 from rearview.runtime.replay import start_replay

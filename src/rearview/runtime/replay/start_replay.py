@@ -29,7 +29,7 @@ import msgspec
 
 from rearview.config import Settings
 from rearview.model import Control, SegmentFile
-from rearview.model.messages import TEXTS, SetupStart
+from rearview.model.process_messages import TEXTS, SetupStart
 from rearview.runtime import importer
 from rearview.runtime.checkpoint_index import CheckpointIndex
 from rearview.runtime.importer import offer, offer_value
@@ -213,7 +213,7 @@ def make_session(control: Control) -> tuple[Replayer, RunInputs]:
     run = runs.get(segment.run)
     checkpoints = Checkpoints(project)
     folder = runs.folder(run.id)
-    recorded_root = run.home(os.path.realpath(project.root))
+    recorded_root = run.recorded_root(os.path.realpath(project.root))
     created = OverwrittenFiles.of(folder, recorded_root + os.sep, lambda: False).absent()
     view = _view(project, segment, recorded_root, created)
     session = Replayer(

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-from rearview.model.restored_environment import (
+from rearview.model.environment_variables import (
     Environment,
     VariableClass,
     class_of,

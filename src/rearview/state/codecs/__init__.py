@@ -1,1 +1,1 @@
-"""One file per kind of object: how it is walked, read and written."""
+"""Codecs: how objects of each kind are walked, captured and restored in place."""

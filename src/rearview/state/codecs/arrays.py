@@ -1,4 +1,4 @@
-"""Codec of NumPy arrays: captures the memory block of an array, so that views keep sharing it."""
+"""Codec of NumPy arrays: captures the memory block of an array, which all views of the array share."""
 
 from __future__ import annotations
 
@@ -12,24 +12,29 @@ from rearview.state.memory_blocks import Blocks, RestoredMemory, bytes_at, exten
 
 
 def owns_memory(array: Any) -> bool:
-    """Return True if an array could be resized in place."""
+    """Return True if an array owns its memory, so that the program could resize the array in place."""
     import numpy as np
 
     return type(array) is np.ndarray and array.base is None and not array.dtype.hasobject
 
 
 def form_of(array: Any) -> Any:
-    """Return a value that is equal for two arrays if one can be copied into the other."""
+    """Return the dtype, shape and strides of an array: if they are equal, one array can be copied into another."""
     return array.dtype.str, array.shape, array.strides
 
 
-def describe(array: Any, blocks: Blocks, home: int) -> tuple[Any, ...]:
-    """Return (block, dtype, shape, strides, offset, writeable) of an array of plain values."""
+def describe(array: Any, blocks: Blocks, anchor_number: int) -> tuple[Any, ...]:
+    """Return (block number, dtype, shape, strides, offset, writeable) of an array that holds no Python objects.
+
+    `anchor_number` is the number of the anchor that owns the memory, or -1. A new memory block is added to `blocks`.
+    """
     address, nbytes, root = extent(array)
     block = blocks.index.get((address, nbytes)) if nbytes else None
     if block is None:
         view = partial(bytes_at, address, nbytes, root)
-        block = blocks.add(address, nbytes, view, home=home, likely_unchanged=home >= 0)
+        block = blocks.add(
+            address, nbytes, view, anchor_number=anchor_number, likely_unchanged=anchor_number >= 0
+        )
     start = address if array is root else array.__array_interface__["data"][0]
     offset = start - address
     return block, array.dtype, array.shape, array.strides, offset, array.flags.writeable
@@ -40,7 +45,7 @@ def array_on(memory: RestoredMemory, body: Sequence[Any]) -> Any:
     import numpy as np
 
     block, dtype, shape, strides, offset, writeable = body
-    array = memory.owner(block, dtype, shape, strides) if not offset else None
+    array = memory.owning_array(block, dtype, shape, strides) if not offset else None
     if array is None:
         array = np.ndarray(shape, dtype, memory.array(block), offset, strides)
     array.flags.writeable = writeable
@@ -48,7 +53,7 @@ def array_on(memory: RestoredMemory, body: Sequence[Any]) -> Any:
 
 
 def small_array(data: bytes, dtype: Any, shape: Any, strides: Any, writeable: bool) -> Any:
-    """Return a new array that shares its memory with nothing."""
+    """Return a new array that owns its memory, with the bytes in `data`."""
     import numpy as np
 
     array = np.ndarray(shape, dtype, data, 0, strides).copy("K")
@@ -57,15 +62,15 @@ def small_array(data: bytes, dtype: Any, shape: Any, strides: Any, writeable: bo
 
 
 class ArrayKind(Kind):
-    """An array that existed when the loop was entered."""
+    """Codec of arrays that existed when the loop was entered."""
 
     name = "array"
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the objects in the array, its attributes and its local class.
+        """Yield the objects in the array, its attributes, and its class if that is local (`WalkRules.is_local`).
 
-        What owns the memory of a view is no anchor: a restored array may own its memory where the
-        array that was saved viewed that of another object, such as a tensor.
+        The object whose memory the array views is not yielded: a restored array may own its memory even if the
+        captured array viewed the memory of another object, such as a tensor.
         """
         if rules.owners_of_views and obj.base is not None:
             yield PathStep(".", "base", obj.base)
@@ -78,7 +83,7 @@ class ArrayKind(Kind):
             yield PathStep("<", "class", type(obj))
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return the memory block of each array, or its items if they are objects."""
+        """Return (form, memory or items, shape, attributes) of each array; of a constant array only the form."""
         return [self._read(obj, capturing) for obj in objs]
 
     @staticmethod
@@ -88,11 +93,11 @@ class ArrayKind(Kind):
             return "items", obj.ravel().tolist(), obj.shape, attrs
         if is_constant(obj):
             return ("constant",)
-        home = capturing.anchors.index[id(obj)]
-        return "memory", describe(obj, capturing.blocks, home), obj.shape, attrs
+        anchor_number = capturing.anchors.index[id(obj)]
+        return "memory", describe(obj, capturing.blocks, anchor_number), obj.shape, attrs
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Restore shape, items and attributes; `RestoredMemory` fills the memory blocks."""
+        """Restore the shape, items and attributes; `RestoredMemory` has filled the memory block."""
         if content[0] == "constant":
             return
         form, body, shape, attrs = content
@@ -113,21 +118,21 @@ class ArrayKind(Kind):
     @staticmethod
     def _memory(obj: Any, body: Sequence[Any], restoring: Restoring) -> None:
         live = array_on(restoring.memory, body)
-        same = obj.__array_interface__["data"][0] == live.__array_interface__["data"][0]
-        if not same or obj.strides != live.strides or obj.dtype != live.dtype:
-            # the block belongs to another view, or the array has moved: copy the values only
+        has_same_address = obj.__array_interface__["data"][0] == live.__array_interface__["data"][0]
+        if not has_same_address or obj.strides != live.strides or obj.dtype != live.dtype:
+            # another array uses the block, or this array has other memory: copy only the values
             restoring.afterwards.append(lambda: _copy_values(obj, live))
         if obj.flags.writeable != body[5]:
             restoring.afterwards.append(lambda: obj.setflags(write=body[5]))
 
 
 def is_constant(array: Any) -> bool:
-    """Return True if the memory of an array cannot be written to: a file mapped for reading."""
+    """Return True if the memory of an array cannot be written to, such as a file mapped for reading."""
     while True:
         if array.flags.writeable:
             return False
         if array.base is None:
-            # the owner of the memory can set the flag again
+            # the array owns its memory, so the program can set the flag again
             return False
         base = array.base
         if not is_array(base):

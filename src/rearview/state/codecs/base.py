@@ -1,12 +1,14 @@
-"""The base of all codecs: `Kind`, which walks, captures and restores one kind of object in place; and builders.
+"""The base class of all codecs (`Kind`), and builders, which build objects again that the loop created.
 
-A codec is given the capture or restore that is running as `Capturing` or `Restoring`, and the walk's
-`WalkRules`. `layout_of` returns where the instances of a class keep their state: attributes, slots, a
-builtin base, or memory that only C code can read.
+A *codec* walks, captures and restores the *anchors* of one kind: objects that existed when the loop was entered. The
+*walk* (`object_walk`) follows references from the program's variables, and so finds and numbers the anchors. The methods
+of a codec get the running capture or restore as `Capturing` or `Restoring`, and the `WalkRules`. `layout_of` returns
+where the instances of a class keep their state: in attributes, slots, a builtin base class, or memory that only C code
+can read.
 
-A *builder* is a function that a skeleton names and `restore` calls to build an object again. A skeleton never
-names a function of Rearview directly, so functions can be renamed. `Lost` takes the place of an object that could
-not be captured: a restored program that uses it fails by `refuse`.
+A *builder* is a function that a skeleton names and that `restore` calls to build an object. A skeleton never
+names a function of Rearview directly, so that functions can be renamed. `Lost` takes the place of an object that
+could not be captured: every use of it in a restored program calls `refuse`.
 """
 
 from __future__ import annotations
@@ -24,49 +26,53 @@ from rearview.state.memory_blocks import Blocks, RestoredMemory
 
 _HEAP_TYPE = 1 << 9
 _POINTER = 8
-_MANAGED_DICT = -1  # kept before the object, so it takes no room in `__basicsize__`
+_MANAGED_DICT = (
+    -1
+)  # the interpreter keeps this dict before the object: `__basicsize__` does not count it
 
 
 class PathStep(NamedTuple):
-    """One step from an object to an object that it holds; `style` and `key` are shown in messages."""
+    """A step of the walk from an object to an object that it refers to; messages show `style` and `key`."""
 
     style: str
-    """`.` attribute, `[` item, `{` element, `<` anything else."""
+    """`.` for an attribute, `[` an item, `{` a key or element of a set, `<` any other reference."""
     key: object
     child: object
+    """The object that the step leads to."""
 
 
 class Kind:
-    """A codec: walks, captures and restores one kind of anchor. This base class captures nothing."""
+    """A codec: walks, captures and restores anchors of one kind. This base class captures nothing."""
 
     name = "ref"
-    late = False
-    """Whether objects of this kind depend on the hashes of others, and are restored after them."""
+    """Name of the kind in skeletons."""
+    restored_last = False
+    """Whether objects of this kind hash other objects, and are therefore restored after all other kinds."""
     unordered = False
-    """Whether the order of the children may differ in the next process: walked after the others."""
+    """Whether children may come in another order in the next process: the walk enters these objects last."""
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the objects that `obj` holds, always in the same order."""
+        """Yield a step to each object that `obj` refers to, in an order that is equal in every process."""
         return ()
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any] | None:
-        """Return the shallow content of each object, or None if the kind has no content."""
+        """Return the content of each object, which refers to other objects; None if the kind has no content."""
         return None
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Set the content of a live object, in place."""
+        """Restore the content of a live object in place, from what `read` returned for it."""
         raise StateError(
             f"A {type_name(type(obj))} is captured as a reference only ({self.name}), but the "
             "checkpoint holds content for it. Replay from the start of the loop."
         )
 
     def label(self, obj: Any) -> str:
-        """Return the text that describes the object in a signature."""
+        """Return the text for the object in a signature; only names in parentheses may differ in a replay."""
         return type_name(type(obj))
 
 
 class WalkRules:
-    """Which objects a walk enters, and which modules are the user's own."""
+    """The rules of a walk: which modules belong to the project, and which objects are values."""
 
     def __init__(
         self,
@@ -75,15 +81,18 @@ class WalkRules:
         loop_modules: Collection[str] = (),
     ) -> None:
         self.project = project
+        """Returns True for a module, or the name of a module, that belongs to the project."""
         self.is_atom = is_atom
+        """Returns True if objects of a type are immutable values; the second argument contains examples."""
         self.loop_modules = loop_modules
         """Modules of libraries whose training loops are watched."""
-        self.recorded: Sequence[str] | None = None
-        """On replay: names of the recorded closure variables of the function that is being walked,
-        or of the recorded functions of the class."""
+        self.recorded_names: Sequence[str] | None = None
+        """In a replay, for the object that is being walked: names of the closure variables of a function, functions
+        of a class or local variables of a generator that the run recorded; None: walk all of them."""
         self.owners_of_views = False
-        """Whether owners of the memory of arrays are walked, as by the versions that recorded them."""
+        """Whether the walk enters objects whose memory an array views, as earlier versions of Rearview did."""
         self._local: dict[type, bool] = {}
+        """Answers of `is_local`."""
 
     def is_local(self, cls: type) -> bool:
         """Return True if a class belongs to the project, or cannot be imported by its name."""
@@ -96,8 +105,8 @@ class WalkRules:
     def all_values(self, items: Collection[object], levels: int | None = None) -> bool:
         """Return True if all items are immutable values; fast: no Python call per item.
 
-        With `levels`, tuples nested deeper than that count as mutable. A caller that then looks
-        inside each tuple looks at no item more than `levels` times.
+        With `levels`, a tuple nested deeper than this number counts as mutable: a caller that calls this method for
+        each nested tuple then looks at no item more than `levels` times.
         """
         types = set(map(type, items))
         if tuple in types:
@@ -111,40 +120,36 @@ class WalkRules:
 
 
 class AnchorTable(Protocol):
-    """The anchors as codecs see them: the objects that the walk numbered."""
+    """The members of `object_walk.Anchors` that codecs use, and that are described there."""
 
     index: dict[int, int]
-    """Number of an anchor, by its `id`."""
     rules: WalkRules
     recipes: dict[tuple[Any, ...], Any]
-    """For an order of elements: a recipe for a set that iterates in that order."""
     set_orders: dict[int, list[Any]]
-    """Order of a set at the walk, by its `id`."""
     by_address: dict[int, tuple[int, Any]]
-    """Arrays that are anchors without a reference: number and form, by their `id`."""
 
     def __len__(self) -> int:
         """Return the number of anchors."""
 
     def kind(self, obj: Any) -> Kind:
-        """Return the kind of an object."""
+        """Return the codec of an object."""
 
-    def same_graph(self, tensor: Any) -> bool:
-        """Return True if a tensor has the autograd graph that it had at the walk."""
+    def has_same_graph(self, tensor: Any) -> bool:
+        """Return True if a tensor has the autograd graph that it had when the loop was entered."""
 
 
 class Capturing(Protocol):
-    """The running capture as codecs see it; the attributes are described in `capture.Capture`."""
+    """The members of `capture.Capture`, the running capture, that codecs use, and that are described there."""
 
     check_sharing: bool
     alive: list[Any]
     blocks: Blocks
     cells: list[types.CellType]
-    met_by_address: dict[int, Any]
+    captured_by_address: dict[int, Any]
     presumed_unshared: dict[int, Any]
-    running: set[int]
+    running_cells: set[int]
     placeholders: list[object]
-    viewed: set[int]
+    ids_with_views: set[int]
 
     @property
     def anchors(self) -> AnchorTable:
@@ -152,47 +157,45 @@ class Capturing(Protocol):
 
     @property
     def plain_tensor(self) -> Any:
-        """The function that reads plain tensors fast."""
+        """A function that reads a plain tensor fast (see `tensors.plain_reader`)."""
 
-    def miss(self, obj: object, reason: str) -> None:
-        """Report that `obj` cannot be captured: the capture is partial."""
+    def report_missing(self, obj: object, reason: str) -> None:
+        """Add `obj` to the missing parts of the state, with the reason why it cannot be captured."""
 
-    def is_running(self, function: str, name: str, cell: types.CellType) -> bool:
-        """Return True if a closure variable belongs to a function on the stack."""
+    def belongs_to_running_function(self, function: str, name: str, cell: types.CellType) -> bool:
+        """Return True if a closure variable may belong to a function on the stack."""
 
 
 class Restoring(Protocol):
-    """The running restore as codecs see it."""
+    """The members of `restore.Restoration`, the running restore, that codecs use, and that are described there."""
 
     memory: RestoredMemory
     afterwards: list[Callable[[], None]]
-    """Actions that run when all objects exist."""
     generators: list[tuple[Any, Sequence[Any], dict[str, Any]]]
-    """Generators with the yield they were suspended at and their locals."""
     loaders: list[tuple[Any, Any]]
-    """Iterators of data loaders, each with its recorded state (`data_loaders.loader_state`)."""
 
     def path(self, obj: object) -> str:
         """Return the path to an anchor, for messages."""
 
 
 def steps(style: str, pairs: Iterable[tuple[object, object]]) -> Iterator[PathStep]:
-    """Yield a step for each key and child."""
+    """Yield a step of the given style for each pair of key and child."""
     for key, child in pairs:
         yield PathStep(style, key, child)
 
 
 def type_name(cls: type) -> str:
-    """Return the full name of a class."""
+    """Return the full name of a class, such as `torch.nn.modules.linear.Linear`."""
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
 REF = Kind()
+"""Codec of objects that are captured as references: a restore leaves them as the set-up made them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where an instance keeps its state.
+    """Where the instances of a class keep their state.
 
     >>> class Point:
     ...     __slots__ = ("x", "y")
@@ -205,16 +208,16 @@ class Layout:
     has_dict: bool
     slots: tuple[types.MemberDescriptorType, ...]
     hidden: bool
-    """Whether a class between this one and `base` holds memory that only C code can read."""
+    """Whether instances have memory in addition to that of `base` which only C code can read."""
 
     @property
     def plain(self) -> bool:
-        """Whether attributes and slots are the whole state."""
+        """Whether attributes and slots are the whole state of an instance."""
         return self.base is object and not self.hidden
 
 
 def layout_of(cls: type) -> Layout:
-    """Return the layout of `cls`, computed from the sizes that the interpreter keeps."""
+    """Return the layout of instances of `cls`, computed from the sizes that the interpreter knows."""
     slots: list[types.MemberDescriptorType] = []
     hidden = False
     base: type = cls
@@ -222,15 +225,15 @@ def layout_of(cls: type) -> Layout:
         parent = base.__base__
         if parent is None:
             break
-        own = [d for d in vars(base).values() if isinstance(d, types.MemberDescriptorType)]
-        extra = base.__basicsize__ - parent.__basicsize__ - _POINTER * len(own)
+        own_slots = [d for d in vars(base).values() if isinstance(d, types.MemberDescriptorType)]
+        unexplained_size = base.__basicsize__ - parent.__basicsize__ - _POINTER * len(own_slots)
         if base.__weakrefoffset__ > 0 and parent.__weakrefoffset__ == 0:
-            extra -= _POINTER
+            unexplained_size -= _POINTER
         if base.__dictoffset__ not in {0, _MANAGED_DICT} and parent.__dictoffset__ == 0:
-            extra -= _POINTER
+            unexplained_size -= _POINTER
         created_in_c = isinstance(vars(base).get("__new__"), types.BuiltinFunctionType)
-        hidden = hidden or extra > 0 or created_in_c
-        slots.extend(own)
+        hidden = hidden or unexplained_size > 0 or created_in_c
+        slots.extend(own_slots)
         base = parent
     has_dict = cls.__dictoffset__ != 0
     return Layout(base, has_dict, tuple(slots), hidden)
@@ -267,16 +270,17 @@ NAMES = (
     "fill_loader",
     "lost",
 )
+"""Names of the builders. Skeletons number these first, then the anchors: a change makes old skeletons unreadable."""
 
 
 class Builder:
-    """Represents a builder in a pickle stream: pickle requires a callable there."""
+    """Stands for a builder while a state is pickled: pickle requires a callable there."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def __call__(self, *_args: object) -> object:
-        """Raise TypeError: a builder is only named in a stream, never called."""
+        """Raise TypeError: a skeleton names a builder, and only `restore` calls the function of this name."""
         raise TypeError(f"the builder {self.name} is named in a stream, never called")
 
 
@@ -285,20 +289,20 @@ BUILDERS = {name: Builder(name) for name in NAMES}
 
 @lru_cache(maxsize=4)
 def prelude(count: int) -> bytes:
-    """Return pickle opcodes that load `count` persistent objects into the memo, in order.
+    """Return the pickle opcodes that put `count` persistent objects (builders, then anchors) into the memo.
 
-    Capture fills the memo of its pickler in the same order, so the numbers agree.
+    `capture` fills the memo of its pickler in this order too, so that equal numbers mean equal objects.
     """
     loads = (b"J" + number.to_bytes(4, "little") + b"Q\x940" for number in range(count))
     return b"\x80\x05" + b"".join(loads)
 
 
 REFUSAL_HANDLERS: list[Callable[[StateError], None]] = []
-"""Called by `refuse` with the error; a handler may start the program again instead of returning."""
+"""Functions that `refuse` calls with the error; a handler may start the program again and then not return."""
 
 
 def refuse(error: StateError) -> NoReturn:
-    """Call the handlers, then raise the error."""
+    """Call each of `REFUSAL_HANDLERS` with the error, then raise the error."""
     for handler in REFUSAL_HANDLERS:
         handler(error)
     raise error
@@ -332,5 +336,5 @@ class Lost:
 
 
 def reason_of(lost: Lost) -> str:
-    """Return why an object was not captured."""
+    """Return why the object that `lost` replaces was not captured."""
     return str(object.__getattribute__(lost, "_reason"))

@@ -1,7 +1,8 @@
-"""Codecs of builtin containers: dict, list, set, deque and so on, with their iteration order.
+"""Codecs of builtin containers: dict, list, set, deque and so on, with the order of their items.
 
-They restore a container without breaking live iterators over it. The iteration order of a set
-depends on how it was filled; `set_recipe` finds insertions that give the same order again.
+A restore keeps the running iterators over a container intact. The iteration order of a set depends on how the set
+was filled: a *recipe* is a list or tuple of the elements from which `build_set` builds a set with a given order, and
+`set_recipe` finds one.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ from rearview.state.codecs.base import Capturing, Kind, PathStep, Restoring, Wal
 from rearview.state.memory_blocks import is_tensor
 
 _STARTS = 60
+"""Most orders of insertion from which `recipe_for` starts."""
 _REPAIRS = 40
+"""Most changes of each of these orders."""
 _LONG = 200
+"""Elements above which a set is long, and fewer orders are tried; also the most recipes that are kept."""
 _ATOMS = (str, int, float, bytes, bool, type(None))
 
 
 def has_stable_hash(key: Any) -> bool:
-    """Return True if a restore of other objects cannot change the hash of a key."""
+    """Return True if the hash of a key stays when a restore changes the objects that the key refers to."""
     cls = type(key)
     by_identity = getattr(cls, "__hash__") is getattr(object, "__hash__")  # noqa: B009
     if cls in _ATOMS or by_identity or is_tensor(key):
@@ -32,19 +36,22 @@ def has_stable_hash(key: Any) -> bool:
 
 
 def build_set(recipe: Sequence[Any]) -> set[Any]:
-    """Return the set of a recipe: a list is inserted in order; a tuple too, and the set then copied."""
+    """Return the set with the elements of a recipe, inserted in order; if the recipe is a tuple, a copy of this set.
+
+    A copy may have a smaller hash table, and so another order.
+    """
     if isinstance(recipe, list):
         return set(recipe)
-    grown = set(recipe)
-    return set(grown)
+    filled_set = set(recipe)
+    return set(filled_set)
 
 
 def recipe_for(items: list[Any]) -> Sequence[Any] | None:
-    """Return a recipe for a set that iterates as `items`, or None if none was found.
+    """Return a recipe for a set that iterates in the order of `items`, or None if no recipe was found.
 
-    A set iterates over the slots of its hash table. An element's slot depends on the order of
-    insertion if hashes collide, and on the size of the table, which differs when a set is copied.
-    So this function tries and repairs orders of insertion until one fits.
+    A set iterates over the slots of its hash table. The slot of an element depends on the order of insertion if hashes
+    collide, and on the size of the table, which differs when a set is copied. Therefore this function tries orders of
+    insertion, and changes them until the set has the right order.
 
     >>> recipe_for([8, 0]), recipe_for([0, 8])
     ([8, 0], [0, 8])
@@ -63,8 +70,8 @@ def recipe_for(items: list[Any]) -> Sequence[Any] | None:
                     return form(order)
                 _repair(
                     order,
-                    early=produced[wrong],
-                    late=items[wrong],
+                    early_item=produced[wrong],
+                    late_item=items[wrong],
                     generator=generator,
                     move_last=start % 2 == 1,
                 )
@@ -72,19 +79,19 @@ def recipe_for(items: list[Any]) -> Sequence[Any] | None:
 
 
 def _repair(
-    order: list[Any], *, early: Any, late: Any, generator: random.Random, move_last: bool
+    order: list[Any], *, early_item: Any, late_item: Any, generator: random.Random, move_last: bool
 ) -> None:
-    """Move the element that came too early to the end, or insert the one that came too late before."""
+    """Move the element that came too early to the end, or the element that came too late before the early one."""
     if move_last:
-        order.remove(early)
-        order.append(early)
+        order.remove(early_item)
+        order.append(early_item)
     else:
-        order.remove(late)
-        order.insert(generator.randrange(order.index(early) + 1), late)
+        order.remove(late_item)
+        order.insert(generator.randrange(order.index(early_item) + 1), late_item)
 
 
 def set_recipe(obj: Any, items: list[Any], capturing: Capturing) -> Sequence[Any]:
-    """Return a recipe for a set; report the set as missing if its order cannot be reproduced."""
+    """Return a recipe for a set with the elements `items`; report the set if its order cannot be reproduced."""
     if len(items) < 2 or not capturing.anchors.rules.all_values(items) or list(set(items)) == items:
         return items
     recipes = capturing.anchors.recipes
@@ -95,12 +102,12 @@ def set_recipe(obj: Any, items: list[Any], capturing: Capturing) -> Sequence[Any
         recipes[key] = recipe_for(items)
     recipe = recipes[key]
     if recipe is None:
-        capturing.miss(obj, "the order of this set comes from deleted elements")
+        capturing.report_missing(obj, "the order of this set comes from deleted elements")
     return recipe or items
 
 
 def fill_set(obj: Any, recipe: Sequence[Any]) -> None:
-    """Replace the elements of a live set by those of a recipe, in its order."""
+    """Replace the elements of a live set by the elements of a recipe; the set then iterates in the recipe's order."""
     target = build_set(recipe)
     if all(map(has_stable_hash, recipe)) and list(obj) == list(target):
         return
@@ -109,13 +116,15 @@ def fill_set(obj: Any, recipe: Sequence[Any]) -> None:
 
 
 _LOWEST_ADDRESS = 1 << 24
+"""Numbers below this are not taken for the `id` of an object."""
 
 
 def fill_dict(live: dict[Any, Any], content: Mapping[Any, Any], base: type = dict) -> None:
-    """Replace the items of `live` by `content`, in its order; equal keys stay where they are.
+    """Replace the items of the dict `live` by those of `content`, in the order of `content`.
 
-    The program may be iterating over `live`, so keys are removed and inserted only if they differ.
-    They are then hashed again: a key may be an anchor that was itself restored.
+    The program may be iterating over `live`: if all keys are equal and in order, only the values are replaced.
+    Otherwise all keys are removed and inserted again, which also computes their hashes again: a key may be an anchor
+    that was itself restored. `base` is the class whose methods change `live`.
     """
     write: Any = getattr(base, "__setitem__")  # noqa: B009
     if len(live) == len(content) and all(
@@ -132,10 +141,10 @@ def fill_dict(live: dict[Any, Any], content: Mapping[Any, Any], base: type = dic
 
 
 class DictKind(Kind):
-    """A dict: values and keys, in order."""
+    """Codec of dicts and their subclasses: keys and values, in order."""
 
     name = "dict"
-    late = True
+    restored_last = True
     base: type = dict
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
@@ -148,8 +157,8 @@ class DictKind(Kind):
             yield from steps("{", ((None, key) for key in keys))
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return a shallow copy of each as a plain dict."""
-        # most are empty: a torch module has a dozen of them
+        """Return the items of each dict, as a plain dict."""
+        # most dicts are empty: a torch module has a dozen of these
         length: Any = self.base.__len__  # type: ignore[attr-defined]
         items: Any = self.base.items  # type: ignore[attr-defined]
         return [plain_copy(dict(items(o)), capturing) if length(o) else {} for o in objs]
@@ -160,7 +169,7 @@ class DictKind(Kind):
 
 
 class ObjectId:
-    """Represents the `id` of an object in a content; the number differs in the next process."""
+    """Stands for the `id` of an object in a captured content: in the next process the object has another `id`."""
 
     __slots__ = ("target",)
 
@@ -169,15 +178,15 @@ class ObjectId:
 
 
 def plain_copy(copy: dict[Any, Any], capturing: Capturing) -> dict[Any, Any]:
-    """Return the copy of a dict, with an `ObjectId` for each key that is the `id` of an anchor."""
+    """Return `copy`, the copy of a dict, with an `ObjectId` for each key that is the `id` of an anchor."""
     keys = with_marked_keys(copy, capturing) if copy else None
     return copy if keys is None else dict(zip(keys, copy.values(), strict=True))
 
 
 def with_marked_keys(keys: Any, capturing: Capturing) -> list[Any] | None:
-    """Return the keys with an `ObjectId` for each `id` of an anchor, or None if there is none.
+    """Return the keys with an `ObjectId` for each key that is the `id` of an anchor; None if there is no such key.
 
-    Keras keeps the `id` of each of its variables in a set; many dicts of parameters do the same.
+    Keras keeps the `id` of each of its variables in a set, and many programs use the `id` of a parameter as a key.
     """
     first = next(iter(keys), None)
     if type(first) is not int or first < _LOWEST_ADDRESS:
@@ -189,42 +198,42 @@ def with_marked_keys(keys: Any, capturing: Capturing) -> list[Any] | None:
 
 
 class PlainDictKind(DictKind):
-    """A dict of exactly that class: copied by one call."""
+    """Codec of dicts whose class is `dict` itself, which one call copies."""
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return a shallow copy of each."""
+        """Return a copy of each dict."""
         return [plain_copy(o.copy(), capturing) for o in objs]
 
 
 class OrderedDictKind(DictKind):
-    """An OrderedDict, which keeps its own order in addition to the dict's."""
+    """Codec of OrderedDicts, which only their own methods may change: they store the order of the keys a second time."""
 
     base = OrderedDict
 
 
 class DefaultDictKind(DictKind):
-    """A defaultdict: the items and the factory."""
+    """Codec of defaultdicts: the items and the `default_factory`."""
 
     name = "defaultdict"
     base = defaultdict
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the items and the factory."""
+        """Yield the items and the `default_factory`."""
         yield from super().children(obj, rules)
         yield PathStep(".", "default_factory", obj.default_factory)
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return items and factory of each."""
+        """Return the items and the `default_factory` of each defaultdict."""
         return [(plain_copy(dict(o), capturing), o.default_factory) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Set the items and the factory."""
+        """Set the items and the `default_factory`."""
         fill_dict(obj, content[0], dict)
         obj.default_factory = content[1]
 
 
 class ListKind(Kind):
-    """A list."""
+    """Codec of lists."""
 
     name = "list"
 
@@ -233,16 +242,16 @@ class ListKind(Kind):
         return () if rules.all_values(obj) else steps("[", enumerate(list.copy(obj)))
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return a copy of each."""
+        """Return a copy of each list."""
         return [list.copy(o) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Replace the items; iterators over the list continue at their index."""
+        """Replace the items; running iterators over the list continue at their index."""
         list.__setitem__(obj, slice(None), content)
 
 
 class DequeKind(Kind):
-    """A deque; its maximal length is fixed at creation."""
+    """Codec of deques: the items. The maximal length cannot change, so it is no state."""
 
     name = "deque"
 
@@ -251,7 +260,7 @@ class DequeKind(Kind):
         return () if rules.all_values(obj) else steps("[", enumerate(list(obj)))
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return the items of each."""
+        """Return the items of each deque."""
         return [list(o) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
@@ -263,10 +272,10 @@ class DequeKind(Kind):
 
 
 class SetKind(Kind):
-    """A set. The iteration order is kept for values, whose hashes are the same in every process."""
+    """Codec of sets. A set of elements whose hashes are equal in every process is restored with its iteration order."""
 
     name = "set"
-    late = True
+    restored_last = True
     unordered = True
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
@@ -274,8 +283,8 @@ class SetKind(Kind):
         return () if rules.all_values(obj) else steps("{", ((None, item) for item in list(obj)))
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return a recipe for each."""
-        # most are empty: every torch module has one
+        """Return a recipe for each set, or (`SAME`, elements) for a set that is as the set-up filled it."""
+        # most sets are empty: every torch module has one
         return [self._read(obj, capturing) if set.__len__(obj) else [] for obj in objs]
 
     @staticmethod
@@ -285,7 +294,7 @@ class SetKind(Kind):
         if marked is not None:
             return marked
         if capturing.anchors.set_orders.get(id(obj)) == items:
-            # unchanged since set-up: the set-up of a replay fills it in the same way
+            # the set has not changed since the set-up, and the set-up of a replay fills it in the same order
             return SAME, items
         return set_recipe(obj, items, capturing)
 
@@ -299,16 +308,16 @@ class SetKind(Kind):
 
 
 SAME = "<as set up>"
-"""First item of the content of a set that is as the set-up filled it."""
+"""First item of the content of a set that has not changed since the set-up."""
 
 
 class BytesKind(Kind):
-    """A bytearray."""
+    """Codec of bytearrays."""
 
     name = "bytes"
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return the bytes of each."""
+        """Return the bytes of each bytearray."""
         return [bytes(o) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
@@ -317,12 +326,12 @@ class BytesKind(Kind):
 
 
 class TypedArrayKind(Kind):
-    """An `array.array`."""
+    """Codec of arrays of the class `array.array`."""
 
     name = "typed array"
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return type code and bytes of each."""
+        """Return the type code and the bytes of each array."""
         return [(o.typecode, o.tobytes()) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
@@ -331,34 +340,34 @@ class TypedArrayKind(Kind):
 
 
 class WeakDictKind(Kind):
-    """A WeakKeyDictionary or WeakValueDictionary: the pairs that are alive."""
+    """Codec of WeakKeyDictionary and WeakValueDictionary: the pairs whose objects exist."""
 
     name = "weak dict"
-    late = True
+    restored_last = True
     unordered = True
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield values, then keys."""
+        """Yield the values, then the keys."""
         pairs = list(obj.items())
         yield from steps("[", pairs)
         yield from steps("{", ((None, key) for key, _ in pairs))
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return the live pairs of each."""
+        """Return the pairs of each dictionary."""
         return [list(o.items()) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Set the pairs; those that nothing else refers to disappear again, as they should."""
+        """Set the pairs. Python then removes each pair whose object has no other reference, as in the run."""
         obj.clear()
         for key, value in content:
             obj[key] = value
 
 
 class WeakSetKind(Kind):
-    """A WeakSet: the elements that are alive."""
+    """Codec of WeakSets: the elements that exist."""
 
     name = "weak set"
-    late = True
+    restored_last = True
     unordered = True
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
@@ -366,7 +375,7 @@ class WeakSetKind(Kind):
         return steps("{", ((None, item) for item in list(obj)))
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return the live elements of each container."""
+        """Return the elements of each WeakSet."""
         return [list(o) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
@@ -376,7 +385,7 @@ class WeakSetKind(Kind):
 
 
 class ProxyKind(Kind):
-    """A read-only view of a mapping: captured as a reference; its values are walked."""
+    """Codec of read-only views (`types.MappingProxyType`): captured as references; the walk enters their values."""
 
     name = "proxy"
 
@@ -387,7 +396,7 @@ class ProxyKind(Kind):
 
 PROXY = ProxyKind()
 READ_ONLY = "read-only"
-"""Name in a skeleton for a read-only view that was created in the loop."""
+"""Name in a skeleton for a read-only view of a mapping that the loop created."""
 CONTAINERS: dict[type, Kind] = {
     list: ListKind(),
     dict: DictKind(),

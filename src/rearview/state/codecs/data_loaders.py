@@ -1,8 +1,8 @@
-"""Codec of data loaders' iterators: on restore, the sampler draws the same indices again.
+"""Codec of the iterators of torch data loaders: on restore, the sampler repeats its recorded draws.
 
-An iterator with workers has a part of its state in other processes. On restore it is started again
-in the random state in which it was started, and the items already taken are produced again and
-dropped: slow, but exact.
+An iterator with worker processes has a part of its state in these processes. A restore starts such an iterator
+again, in the random state in which it was started first, and takes and drops the items that the program had taken:
+slow, but exact.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from rearview.state.codecs.base import Capturing, Kind, PathStep, Restoring, Wal
 from rearview.state.codecs.rng import read_random_state, write_random_state
 
 FIRST = "_rearview_first"
-"""Attribute of a loader's iterator: random state before the sampler's first draw, and the count of draws."""
+"""Attribute of a loader's iterator: (random state before the sampler's first draw, generator states, draws)."""
 BEGUN = "_rearview_begun"
-"""Attribute of an iterator with workers: its loader, and the random state before its creation."""
+"""Attribute of an iterator with workers: (loader, random state before its creation, generator states)."""
 WORKERS = "workers"
 """First item of the recorded state of an iterator with workers."""
 
@@ -31,7 +31,7 @@ def is_loader_iterator(obj: object) -> bool:
 
 
 class LoaderKind(Kind):
-    """The iterator of a torch DataLoader; `restore` calls `draw` once the samplers are restored."""
+    """Codec of iterators of torch DataLoaders; `restore` calls `draw` when the samplers are restored."""
 
     name = "loader"
 
@@ -40,11 +40,11 @@ class LoaderKind(Kind):
         return steps(".", attributes(obj).items())
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return the state of each (see `loader_state`)."""
+        """Return the state of each iterator (see `loader_state`)."""
         return [loader_state(o, capturing) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Set the attributes, and register the iterator for `draw`."""
+        """Set the attributes, and register the iterator in `restoring.loaders`, for `draw`."""
         if content is not None:
             if not _with_workers(content[1]):
                 vars(obj).update(content[0])
@@ -62,30 +62,33 @@ def attributes(obj: Any) -> dict[str, Any]:
 
 
 def loader_state(obj: Any, capturing: Capturing) -> tuple[dict[str, Any], Any] | None:
-    """Return (attributes, (random state before the first draw, generator states, draws)).
+    """Return the attributes of a loader's iterator, and the draws of its sampler.
 
-    With workers the second item is (WORKERS, items taken, seed, loader, random state, generator
-    states). None, and a report, if the iterator cannot be restored.
+    The draws are (random state before the first draw, generator states, number of draws); None before the first draw.
+    For an iterator with workers: (WORKERS, items taken, seed, loader, random state, generator states). Report an
+    iterator that cannot be restored, and return None for it.
     """
     if getattr(obj, "_num_workers", 0):
         beginning = vars(obj).get(BEGUN)
         if beginning is None:
-            capturing.miss(obj, "this iterator of a loader with workers was started unobserved")
+            capturing.report_missing(
+                obj, "this iterator of a loader with workers was started unobserved"
+            )
             return None
         if getattr(obj, "_persistent_workers", False):
-            capturing.miss(obj, "this loader keeps its workers from epoch to epoch")
+            capturing.report_missing(obj, "this loader keeps its workers from epoch to epoch")
             return None
-        taken = (obj._num_yielded, obj._base_seed)
-        return {}, (WORKERS, *taken, *beginning)
+        progress = (obj._num_yielded, obj._base_seed)
+        return {}, (WORKERS, *progress, *beginning)
     draws = vars(obj).get(FIRST)
     if draws is None and getattr(obj, "_num_yielded", 0) != 0:
-        capturing.miss(obj, "the first draw of this loader's iterator was not observed")
+        capturing.report_missing(obj, "the first draw of this loader's iterator was not observed")
         return None
     return attributes(obj), draws
 
 
 def draw(obj: Any, draws: Any) -> None:
-    """Let the sampler of a loader's iterator repeat its recorded draws."""
+    """Let the sampler of a loader's iterator repeat its recorded draws (see `loader_state`)."""
     if _with_workers(draws):
         _start_again(obj, draws)
         return
@@ -93,9 +96,9 @@ def draw(obj: Any, draws: Any) -> None:
     vars(obj).pop(FIRST, None)
     if draws is None:
         return
-    rng, own, count = draws
+    rng, generator_states, count = draws
     write_random_state(rng)
-    for generator, state in zip(generators_of(obj), own, strict=True):
+    for generator, state in zip(generators_of(obj), generator_states, strict=True):
         generator.set_state(_tensor(state))
     for _ in range(count):
         if next(obj._sampler_iter, FIRST) is FIRST:
@@ -104,7 +107,7 @@ def draw(obj: Any, draws: Any) -> None:
 
 
 def hand_over(old: Any, new: Any, draws: Any) -> None:
-    """Make `new`, the iterator of the second restore pass, continue where `old` of the first is."""
+    """Give the sampler or workers of `old`, which the first restore pass built, to `new`, which the second pass built."""
     if _with_workers(draws):
         if new is not old:
             from torch.utils.data._utils import signal_handling
@@ -124,14 +127,14 @@ def _with_workers(draws: Any) -> bool:
 
 
 def _start_again(obj: Any, recorded: tuple[Any, ...]) -> None:
-    """Start an iterator with workers in its recorded random state and take the same items again."""
-    _, count, seed, loader, rng, own = recorded
+    """Start an iterator with workers in its recorded random state, and take as many items as recorded."""
+    _, count, seed, loader, rng, generator_states = recorded
     if hasattr(obj, "_num_yielded") and (obj._base_seed != seed or obj._num_yielded > count):
         obj._shutdown_workers()
         vars(obj).clear()
     if not hasattr(obj, "_num_yielded"):
         write_random_state(rng)
-        for generator, state in zip(_generators_of_loader(loader), own, strict=True):
+        for generator, state in zip(_generators_of_loader(loader), generator_states, strict=True):
             generator.set_state(_tensor(state))
         type(obj).__init__(obj, loader)
     if obj._base_seed != seed:
@@ -147,11 +150,12 @@ def _start_again(obj: Any, recorded: tuple[Any, ...]) -> None:
 def _generators_of_loader(loader: Any) -> list[Any]:
     """Return the torch generators that a loader and its sampler draw from."""
     generators = generators_of(loader)
-    own = getattr(loader, "generator", None)
+    loader_generator = getattr(loader, "generator", None)
     return (
         generators
-        if own is None or any(own is generator for generator in generators)
-        else [*generators, own]
+        if loader_generator is None
+        or any(loader_generator is generator for generator in generators)
+        else [*generators, loader_generator]
     )
 
 
@@ -177,7 +181,7 @@ def generators_of(obj: Any) -> list[Any]:
 
 
 def watch_loaders(module: types.ModuleType) -> None:
-    """Patch torch: every loader's iterator notes the random state before its sampler's first draw."""
+    """Patch torch so that each iterator of a loader stores the random state before its sampler's first draw."""
     base = module._BaseDataLoaderIter
     real = base._next_index
     if hasattr(real, "watches"):

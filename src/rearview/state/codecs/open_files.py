@@ -1,6 +1,6 @@
-"""Codecs of open files, restored to their position, and of objects whose state is outside the process.
+"""Codecs of open files, which are restored to their position, and of objects whose state is outside the process.
 
-Sockets, running threads, HDF5 files that are being written: they are reported as missing.
+Objects of the second sort (sockets, running threads, HDF5 files that are being written) are only reported as missing.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from rearview.errors import StateError
 from rearview.state.codecs.base import Capturing, Kind, PathStep, Restoring, WalkRules
 
 UNKNOWN_POSITION = (None, None, None, None, None)
-"""State of an open file whose position is unknown, or not needed (a standard stream)."""
-_PLAIN = (io.BufferedWriter, io.BufferedRandom, io.BufferedReader, io.FileIO, io.BytesIO)
+"""State of an open file whose position is unknown, or is not needed, as that of a standard stream."""
+_UNTRANSFORMED = (io.BufferedWriter, io.BufferedRandom, io.BufferedReader, io.FileIO, io.BytesIO)
 
 
 class BufferKind(Kind):
-    """A StringIO or BytesIO: text or bytes, and the position."""
+    """Codec of StringIO and BytesIO: the text or bytes, and the position."""
 
     name = "buffer"
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return content and position of each, or None if it is closed."""
+        """Return (content, position) of each buffer, or None for a closed buffer."""
         return [None if o.closed else (o.getvalue(), o.tell()) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Replace the content and seek."""
+        """Replace the content and move to the position, or close the buffer."""
         if content is None:
             obj.close()
             return
@@ -42,16 +42,16 @@ class BufferKind(Kind):
 
 
 class FileKind(Kind):
-    """An open file: its position. Its content is not part of the state."""
+    """Codec of open files: the position. The content of a file is not part of the state."""
 
     name = "file"
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return the position of each, or None if it is closed."""
+        """Return the state of each file (see `file_state`)."""
         return [file_state(o, capturing) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Seek to the position; truncate a file there if it is open for writing."""
+        """Move a file to its position, and truncate it there if it is open for writing; or close it."""
         if content is None:
             obj.close()
         elif content[0] is not None:
@@ -59,14 +59,14 @@ class FileKind(Kind):
 
 
 class CsvWriterKind(Kind):
-    """A CSV writer, which may hold the only reference to its file."""
+    """Codec of CSV writers: the walk enters the file, to which the writer may have the only reference."""
 
     name = "rows"
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
         """Yield the file."""
-        for held in gc.get_referents(obj):
-            file = getattr(held, "__self__", None)
+        for referent in gc.get_referents(obj):
+            file = getattr(referent, "__self__", None)
             if isinstance(file, io.IOBase):
                 yield PathStep(".", "file", file)
 
@@ -75,7 +75,7 @@ CSV_WRITER = CsvWriterKind()
 
 
 def file_state(file: Any, capturing: Capturing) -> tuple[Any, ...] | None:
-    """Return (position, path, mode, encoding, newline), or None for a closed file."""
+    """Return (position, path, mode, encoding, handling of encoding errors) of an open file; None for a closed file."""
     if file.closed:
         return None
     if is_standard(file):
@@ -83,16 +83,16 @@ def file_state(file: Any, capturing: Capturing) -> tuple[Any, ...] | None:
     try:
         if not _is_regular(file):
             if not file.writable():
-                capturing.miss(file, "this is a pipe or device, which cannot be rewound")
+                capturing.report_missing(file, "this is a pipe or device, which cannot be rewound")
             return UNKNOWN_POSITION
         if file.writable() and transforms(file):
-            capturing.miss(file, "this file is being compressed while it is written")
+            capturing.report_missing(file, "this file is being compressed while it is written")
             return UNKNOWN_POSITION
         if file.writable():
             file.flush()  # the checkpoint stores the content on disk up to the position
         position = file.tell()
     except (OSError, ValueError) as exc:
-        capturing.miss(file, f"the position in this file is not known ({exc})")
+        capturing.report_missing(file, f"the position in this file is not known ({exc})")
         return UNKNOWN_POSITION
     path = getattr(file, "name", None)
     text = (getattr(file, "encoding", None), getattr(file, "errors", None))
@@ -100,13 +100,13 @@ def file_state(file: Any, capturing: Capturing) -> tuple[Any, ...] | None:
 
 
 def transforms(file: Any) -> bool:
-    """Return True for a file that transforms the bytes written to it, such as gzip.
+    """Return True if a file changes the bytes written to it, as gzip does.
 
-    A flush would change its output, and its internal buffer cannot be captured.
+    Flushing such a file would change its output, and its internal buffer cannot be captured.
     """
     while isinstance(file, io.TextIOWrapper):
         file = file.buffer
-    return not isinstance(file, _PLAIN)
+    return not isinstance(file, _UNTRANSFORMED)
 
 
 def _is_regular(file: Any) -> bool:
@@ -133,7 +133,7 @@ def is_standard(file: object) -> bool:
 
 
 def seek(file: Any, position: int) -> None:
-    """Move a file to a position; truncate it there if it is open for writing."""
+    """Move a file to a position, and truncate it there if it is open for writing."""
     if file.writable():
         file.flush()
         if "a" not in str(getattr(file, "mode", "")):
@@ -146,7 +146,7 @@ def seek(file: Any, position: int) -> None:
 
 
 def reopen(state: Sequence[Any]) -> Any:
-    """Reopen a file that was opened after the walk, at its position."""
+    """Return a file opened again at its position, from the state that `file_state` returned."""
     position, path, mode, encoding, errors = state
     if not isinstance(path, (str, bytes)) or mode is None:
         raise StateError(
@@ -171,33 +171,33 @@ def outside_reason(obj: Any) -> str:
 
 
 class OutsideKind(Kind):
-    """An object whose state is outside the process: a socket, a database connection."""
+    """Codec of objects whose state is outside the process, such as sockets and database connections."""
 
     name = "unkept"
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any] | None:
-        """Report every object."""
+        """Report every object as missing."""
         for obj in objs:
-            capturing.miss(obj, outside_reason(obj))
+            capturing.report_missing(obj, outside_reason(obj))
         return None
 
 
 class Hdf5Kind(Kind):
-    """An HDF5 file or an object in it: an input if it is only read, else not captured."""
+    """Codec of HDF5 files and the objects in them: inputs of the program if they are only read, else reported."""
 
     name = "archive"
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any] | None:
         """Report the files that are open for writing."""
         for obj in objs:
-            # a closed one is false, and has no file
+            # a closed file is false, and has no attribute `file`
             if obj and getattr(obj.file, "mode", "") != "r":
-                capturing.miss(obj, "this HDF5 file is being written")
+                capturing.report_missing(obj, "this HDF5 file is being written")
         return None
 
 
 class ThreadKind(Kind):
-    """A thread: if it runs code of the project, it may change the state at any time."""
+    """Codec of threads. A thread that runs code of the project may change the state at any time, and is reported."""
 
     name = "thread"
 
@@ -207,7 +207,7 @@ class ThreadKind(Kind):
             target = getattr(obj, "_target", None) or type(obj).run
             module = getattr(target, "__module__", None) or type(obj).__module__
             if obj.is_alive() and capturing.anchors.rules.project(module):
-                capturing.miss(obj, f"the thread {obj.name} is running")
+                capturing.report_missing(obj, f"the thread {obj.name} is running")
         return None
 
 
@@ -217,7 +217,7 @@ OUTSIDE = OutsideKind()
 
 
 def stream_kind(obj: object) -> Kind | None:
-    """Return the kind of a file or buffer, or None."""
+    """Return the codec of a file or buffer, or None for any other object."""
     if isinstance(obj, (io.StringIO, io.BytesIO)):
         return BufferKind()
     if isinstance(obj, (io.TextIOWrapper, io.BufferedIOBase, io.FileIO)):

@@ -38,28 +38,28 @@ def is_compiled(function: types.FunctionType) -> bool:
 def is_ours(function: types.FunctionType) -> bool:
     """Return True if a function is Rearview's replacement of another, such as `time.time`.
 
-    Its closure is not state: a restore would replace the real clock in it by the replacement.
+    The closure of a replacement is not state: a restore would replace the real clock in it by the replacement.
     """
     return function.__code__.co_filename.startswith(_OURS)
 
 
 class AttributedKind(Kind):
-    """An instance of a container subclass: items and attributes."""
+    """Codec of instances of subclasses of a container: the items and the attributes."""
 
     def __init__(self, inner: Kind, layout: Layout) -> None:
         self.inner = inner
         self.attrs = ObjectKind(layout)
         self.name = f"{inner.name} with attributes"
-        self.late = inner.late
+        self.restored_last = inner.restored_last
         self.unordered = inner.unordered
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield attributes, then items."""
+        """Yield the attributes, then the items."""
         yield from self.attrs.children(obj, rules)
         yield from self.inner.children(obj, rules)
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return items and attributes of each."""
+        """Return (items, attributes) of each instance."""
         inner = self.inner.read(objs, capturing)
         return list(zip(inner or (), self.attrs.read(objs, capturing), strict=True))
 
@@ -70,34 +70,34 @@ class AttributedKind(Kind):
 
 
 class ObjectKind(Kind):
-    """An instance of a Python class: `__dict__` and slots, without its own pickling methods.
+    """Codec of instances of Python classes: `__dict__` and slots, read without the pickling methods of the class.
 
-    A class's `__getstate__` may drop what it can build again later; a replay that continues in the
-    middle of a loop needs all attributes.
+    The `__getstate__` of a class may drop values that the class can build again later, but a replay that continues in
+    the middle of a loop needs all attributes.
     """
 
     name = "object"
 
-    def __init__(self, layout: Layout, leave: frozenset[str] = frozenset()) -> None:
+    def __init__(self, layout: Layout, excluded: frozenset[str] = frozenset()) -> None:
         self.has_dict = layout.has_dict
         self.slots = layout.slots
-        self.leave = leave
-        """Attributes that are not state, such as addresses and times; see `exclusions`."""
+        self.excluded = excluded
+        """Names of attributes that are not state, such as addresses and times; see `exclusions`."""
 
     def whole(self) -> ObjectKind:
-        """Return this kind without `leave`, for a new instance, which needs all its attributes."""
-        if not self.leave:
+        """Return this codec without excluded attributes, for a new instance, which needs all its attributes."""
+        if not self.excluded:
             return self
         kind = copy.copy(self)
-        kind.leave = frozenset()
+        kind.excluded = frozenset()
         return kind
 
     def attributes(self, obj: Any) -> dict[str, Any]:
         """Return a copy of the attributes that are state."""
-        if not self.leave:
+        if not self.excluded:
             copied: dict[str, Any] = obj.__dict__.copy()
             return copied
-        return {k: v for k, v in obj.__dict__.items() if k not in self.leave}
+        return {k: v for k, v in obj.__dict__.items() if k not in self.excluded}
 
     def slot_values(self, obj: Any) -> dict[str, Any]:
         """Return the values of the slots that are set."""
@@ -110,9 +110,9 @@ class ObjectKind(Kind):
         return values
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield attributes, then slots, then the class if it is local (`WalkRules.is_local`)."""
+        """Yield the attributes, the slots, and the class if it is local (`WalkRules.is_local`)."""
         if self.has_dict:
-            attrs = self.attributes(obj) if self.leave else obj.__dict__
+            attrs = self.attributes(obj) if self.excluded else obj.__dict__
             if not rules.all_values(attrs.values()):
                 yield from steps(".", attrs.copy().items())
         if self.slots:
@@ -121,7 +121,7 @@ class ObjectKind(Kind):
             yield PathStep("<", "class", type(obj))
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return the attributes of each: a dict, or (dict, slots) if the class has slots."""
+        """Return the attributes of each instance: a dict, or (dict, slots) if the class has slots."""
         if not self.slots:
             return [self.attributes(o) for o in objs] if self.has_dict else [{} for _ in objs]
         if not self.has_dict:
@@ -129,13 +129,15 @@ class ObjectKind(Kind):
         return [(self.attributes(o), self.slot_values(o)) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Set attributes and slots directly, without calling `__setattr__`."""
+        """Set the attributes and slots without calling `__setattr__`."""
         attrs, slots = content if self.slots else (content, {})
         if self.has_dict:
-            excluded = (
-                {k: v for k, v in obj.__dict__.items() if k in self.leave} if self.leave else {}
+            excluded_values = (
+                {k: v for k, v in obj.__dict__.items() if k in self.excluded}
+                if self.excluded
+                else {}
             )
-            fill_dict(obj.__dict__, {**attrs, **excluded})
+            fill_dict(obj.__dict__, {**attrs, **excluded_values})
         for slot in self.slots:
             if slot.__name__ in slots:
                 slot.__set__(obj, slots[slot.__name__])
@@ -147,12 +149,12 @@ class ObjectKind(Kind):
 
 
 class CompiledKind(Kind):
-    """A module that `torch.compile` returned: a reference; the original module is walked."""
+    """Codec of modules that `torch.compile` returned: references; the walk enters the original module."""
 
     name = "compiled"
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the module that was compiled."""
+        """Yield the original module, from which the compiled module was made."""
         return [PathStep(".", "_orig_mod", vars(obj)["_modules"]["_orig_mod"])]
 
 
@@ -160,7 +162,7 @@ COMPILED = CompiledKind()
 
 
 class CellKind(Kind):
-    """A closure variable (cell), shared by the functions that use it."""
+    """Codec of closure variables (cells), which functions share."""
 
     name = "cell"
 
@@ -170,14 +172,14 @@ class CellKind(Kind):
 
     @staticmethod
     def values(cell: types.CellType) -> tuple[Any, ...]:
-        """Return the value as a tuple of one, or an empty tuple if the variable is unbound."""
+        """Return (value,), or () if the variable is unbound."""
         try:
             return (cell.cell_contents,)
         except ValueError:
             return ()
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return the value of each as a tuple, empty if unbound."""
+        """Return (value,) for each variable, or () if it is unbound."""
         return [self.values(o) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
@@ -189,10 +191,10 @@ class CellKind(Kind):
 
 
 class FunctionKind(Kind):
-    """A Python function: its closure, defaults and attributes are state, its code is not.
+    """Codec of Python functions: closure, defaults and attributes are state, and the code is not.
 
-    A probe inside a nested function may add closure variables. So closure variables are captured by
-    name, and a replay walks the recorded ones only.
+    A probe inside a nested function may add closure variables. Therefore closure variables are captured by name, and
+    the walk of a replay enters only recorded closure variables.
     """
 
     name = "function"
@@ -207,7 +209,7 @@ class FunctionKind(Kind):
         if is_ours(obj):
             return
         names = obj.__code__.co_freevars
-        walked = set(names if rules.recorded is None else rules.recorded)
+        walked = set(names if rules.recorded_names is None else rules.recorded_names)
         for name, cell in zip(names, obj.__closure__ or (), strict=True):
             if name in walked:
                 yield PathStep("<", name, cell)
@@ -217,7 +219,10 @@ class FunctionKind(Kind):
             yield from steps(".", list(vars(obj).items()))
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return the closure of each, with defaults and attributes for a project function."""
+        """Return (closure variables by name, own values) of each function.
+
+        The own values are (defaults, keyword defaults, attributes); None for a function outside the project.
+        """
         project = capturing.anchors.rules.project
         return [
             ({}, None)
@@ -232,11 +237,11 @@ class FunctionKind(Kind):
         ]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Set defaults and attributes; the closure variables are separate anchors."""
-        own = content[1]
-        if own is None:
+        """Set the defaults and attributes; the closure variables are anchors themselves."""
+        own_values = content[1]
+        if own_values is None:
             return
-        defaults, kwdefaults, attrs = own
+        defaults, kwdefaults, attrs = own_values
         if obj.__defaults__ is not defaults:
             obj.__defaults__ = defaults
         if obj.__kwdefaults__ != kwdefaults:
@@ -245,16 +250,16 @@ class FunctionKind(Kind):
             fill_dict(vars(obj), attrs)
 
     def label(self, obj: Any) -> str:
-        """Return the function's name with its closure variables."""
+        """Return the name of the function, with its closure variables in parentheses."""
         free = ",".join(obj.__code__.co_freevars)
         return f"function {obj.__module__}.{obj.__qualname__}({free})"
 
 
 class ClassKind(Kind):
-    """A class of the project: its data attributes are state; its functions are walked.
+    """Codec of classes of the project: data attributes are state, and the walk enters the functions.
 
-    A probe may add a function to a class. So functions are labelled by name, and a replay walks the
-    recorded ones only.
+    A probe may add a function to a class. Therefore the label of a class names its functions, and the walk of a replay
+    enters only recorded functions.
     """
 
     name = "class"
@@ -276,7 +281,7 @@ class ClassKind(Kind):
     )
 
     def data(self, cls: type) -> dict[str, Any]:
-        """Return the attributes that are neither functions nor the interpreter's own."""
+        """Return the attributes of a class that are neither functions nor made by the interpreter."""
         return {
             name: value
             for name, value in vars(cls).items()
@@ -286,7 +291,7 @@ class ClassKind(Kind):
         }
 
     def functions(self, cls: type) -> dict[str, list[Any]]:
-        """Return the functions of the class body by name, without property and method wrappers."""
+        """Return by name the functions in the body of a class: one function, or the two or three of a property."""
         by_name: dict[str, list[Any]] = {}
         for name, value in vars(cls).items():
             if isinstance(value, property):
@@ -306,7 +311,7 @@ class ClassKind(Kind):
 
     def functions_and_bases(self, obj: type, rules: WalkRules) -> Iterable[PathStep]:
         """Yield the functions and the local base classes."""
-        recorded = rules.recorded
+        recorded = rules.recorded_names
         for name, functions in self.functions(obj).items():
             if recorded is None or name in recorded:
                 yield from (PathStep(".", name, function) for function in functions)
@@ -315,11 +320,11 @@ class ClassKind(Kind):
             yield from (PathStep("<", "class", base) for base in classes)
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return the data attributes of each."""
+        """Return the data attributes of each class."""
         return [self.data(o) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Set the data attributes that differ; remove those that the recorded class lacked."""
+        """Set the data attributes that differ, and remove data attributes that the recorded class lacked."""
         live = self.data(obj)
         for name in live.keys() - content.keys():
             type.__delattr__(obj, name)
@@ -328,38 +333,38 @@ class ClassKind(Kind):
                 type.__setattr__(obj, name, value)
 
     def label(self, obj: Any) -> str:
-        """Return the class's name with the names of its functions."""
+        """Return the name of the class, with the names of its functions in parentheses."""
         return f"class {type_name(obj)}({','.join(self.functions(obj))})"
 
 
 class EnumKind(ClassKind):
-    """An enumeration of the project that has methods; attributes of its members are state.
+    """Codec of enumerations of the project that have methods: attributes of the members are state.
 
-    The members themselves are values.
+    The members themselves are immutable values.
     """
 
     name = "enum"
 
     def data(self, cls: type[enum.Enum]) -> dict[str, Any]:
-        """Return the attributes that the program gave to members, by member."""
+        """Return the attributes that the program has set in members of an enumeration, by name of the member."""
         by_member = {}
         for name, member in cls.__members__.items():
-            held = {k: v for k, v in vars(member).items() if not _is_of_enum(k)}
-            if held:
-                by_member[name] = held
+            attributes = {k: v for k, v in vars(member).items() if not _is_of_enum(k)}
+            if attributes:
+                by_member[name] = attributes
         return by_member
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
         """Yield the attributes of members, the functions, and the local base classes."""
-        for name, held in self.data(obj).items():
-            yield from steps(".", ((f"{name}.{key}", value) for key, value in held.items()))
+        for name, attributes in self.data(obj).items():
+            yield from steps(".", ((f"{name}.{key}", value) for key, value in attributes.items()))
         yield from self.functions_and_bases(obj, rules)
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
         """Set the attributes of the members."""
         for name, member in obj.__members__.items():
-            own = {k: v for k, v in vars(member).items() if _is_of_enum(k)}
-            fill_dict(vars(member), {**own, **content.get(name, {})})
+            enum_attributes = {k: v for k, v in vars(member).items() if _is_of_enum(k)}
+            fill_dict(vars(member), {**enum_attributes, **content.get(name, {})})
 
 
 def has_functions(cls: type[enum.Enum]) -> bool:
@@ -375,5 +380,5 @@ def has_functions(cls: type[enum.Enum]) -> bool:
 
 
 def _is_of_enum(name: str) -> bool:
-    """Return True for an attribute that every member of an enumeration has."""
+    """Return True if `enum` gives every member of an enumeration an attribute with this name."""
     return name.startswith("_") and name.endswith("_")

@@ -1,8 +1,8 @@
-"""Codecs of random generators; capture and restore of the global random state.
+"""Codecs of random generators, and capture and restore of the global random state.
 
-`capture` and `restore` use `read_global` and `write_global`, which include torch's global modes.
-`rearview.capture_random_state` and `rearview.restore_random_state` are for programs and callbacks that
-save their own state.
+`capture` and `restore` call `read_global` and `write_global`, which include the global modes of torch, such as
+autocast. `rearview.capture_random_state` and `rearview.restore_random_state` are for programs and callbacks that save
+their state themselves.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from rearview.state.codecs.base import Capturing, Kind, PathStep, Restoring, Wal
 
 
 class PythonRandomKind(Kind):
-    """A `random.Random`."""
+    """Codec of `random.Random`."""
 
     name = "random"
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return the state of each."""
+        """Return the state of each generator."""
         return [o.getstate() for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
@@ -30,20 +30,20 @@ class PythonRandomKind(Kind):
 
 
 class BitGeneratorKind(Kind):
-    """A NumPy BitGenerator, with the count of children its seed sequence has spawned."""
+    """Codec of NumPy's BitGenerators, with the number of children that the seed sequence has spawned."""
 
     name = "bit generator"
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return state and spawn count of each."""
+        """Return the state of each BitGenerator, and how many children its seed sequence has spawned."""
         return [(o.state, _spawned(o)) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Set the state; spawn as many children as are missing, because the count is read-only."""
+        """Set the state, and spawn children up to the recorded number, which cannot be assigned."""
         obj.state = content[0]
-        behind = content[1] - _spawned(obj)
-        if behind > 0:
-            obj.seed_seq.spawn(behind)
+        missing_count = content[1] - _spawned(obj)
+        if missing_count > 0:
+            obj.seed_seq.spawn(missing_count)
 
 
 def _spawned(bit_generator: Any) -> int:
@@ -51,29 +51,29 @@ def _spawned(bit_generator: Any) -> int:
 
 
 class NumpyGeneratorKind(Kind):
-    """A NumPy Generator: a reference to its BitGenerator."""
+    """Codec of NumPy's Generators: a reference to the BitGenerator."""
 
     name = "numpy generator"
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the BitGenerator, which others may share."""
+        """Yield the BitGenerator, which other Generators may share."""
         return [PathStep(".", "bit_generator", obj.bit_generator)]
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return the BitGenerator of each."""
+        """Return the BitGenerator of each Generator."""
         return [o.bit_generator for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Do nothing: the BitGenerator is a separate anchor."""
+        """Do nothing: the BitGenerator is an anchor itself."""
 
 
 class RandomStateKind(Kind):
-    """A NumPy RandomState."""
+    """Codec of NumPy's RandomStates."""
 
     name = "random state"
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return the state of each."""
+        """Return the state of each RandomState."""
         return [o.get_state(legacy=False) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
@@ -82,12 +82,12 @@ class RandomStateKind(Kind):
 
 
 class TorchGeneratorKind(Kind):
-    """A `torch.Generator` on any device."""
+    """Codec of `torch.Generator` on any device."""
 
     name = "torch generator"
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return the state of each as bytes."""
+        """Return the state of each generator, as bytes."""
         return [o.get_state().numpy().tobytes() for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
@@ -98,7 +98,7 @@ class TorchGeneratorKind(Kind):
 
 
 def random_kind(obj: object) -> Kind | None:
-    """Return the kind of a random generator, or None."""
+    """Return the codec of a random generator, or None if the object is no random generator."""
     if isinstance(obj, random.Random) and not isinstance(obj, random.SystemRandom):
         return PythonRandomKind()
     numpy = sys.modules.get("numpy.random")
@@ -116,27 +116,27 @@ def random_kind(obj: object) -> Kind | None:
 
 
 def capture_random_state(generators: Iterable[Any] = ()) -> dict[str, Any]:
-    """Return the random state of Python, NumPy, torch, its accelerators and `generators`.
+    """Return the random state of Python, NumPy, torch and its accelerators, and of `generators`.
 
-    For programs that save their own state. NumPy and torch are left out if they are not loaded;
-    `generators` are torch generators, such as those of data loaders.
+    This is for programs that save their state themselves. NumPy and torch are left out if the program has not
+    imported them; `generators` are torch generators, such as those of data loaders.
     """
     states = [generator.get_state().numpy().tobytes() for generator in generators]
     return {**read_random_state(unused_devices=True), "generators": states}
 
 
 def restore_random_state(state: dict[str, Any], generators: Iterable[Any] = ()) -> None:
-    """Set the random state that `capture_random_state` returned, for the same `generators`."""
+    """Set the random state that `capture_random_state` returned; `generators` as in that call."""
     if "python" in state:
         state = _from_version_0(state)
     write_random_state(state)
-    for generator, own in zip(generators, state["generators"], strict=True):
-        generator.set_state(_tensor(own))
+    for generator, generator_state in zip(generators, state["generators"], strict=True):
+        generator.set_state(_tensor(generator_state))
 
 
 def _from_version_0(state: dict[str, Any]) -> dict[str, Any]:
-    """Convert the random state in files that callbacks of Rearview 0.1.0 saved."""
-    devices = {("cuda", number): own for number, own in enumerate(state.get("cuda", ()))}
+    """Return a random state that a callback of Rearview 0.1.0 saved, in the present form."""
+    devices = {("cuda", number): data for number, data in enumerate(state.get("cuda", ()))}
     if "mps" in state:
         devices["mps", 0] = state["mps"]
     return {
@@ -149,9 +149,9 @@ def _from_version_0(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_random_state(*, unused_devices: bool = False) -> dict[str, Any]:
-    """Return the state of every global random generator, of loaded libraries only.
+    """Return the state of every global random generator of Python and of the libraries that are loaded.
 
-    `unused_devices`: also those of accelerators that the program has not used; this starts them.
+    With `unused_devices`, accelerators that the program has not used are included, which starts them.
     """
     state: dict[str, Any] = {"random": random.getstate()}
     numpy = sys.modules.get("numpy.random")
@@ -165,7 +165,7 @@ def read_random_state(*, unused_devices: bool = False) -> dict[str, Any]:
 
 
 def write_random_state(state: dict[str, Any]) -> None:
-    """Set every global random generator whose state is in `state`, as `read_random_state` returned it."""
+    """Set the global random generators to `state`, which `read_random_state` returned."""
     if "random" in state:
         random.setstate(state["random"])
     if "numpy" in state:
@@ -182,7 +182,7 @@ def write_random_state(state: dict[str, Any]) -> None:
 
 
 def read_global() -> dict[str, Any]:
-    """Return the random state of every global generator, and torch's global modes."""
+    """Return the state of every global random generator, and the global modes of torch."""
     state = read_random_state()
     if "torch" in state:
         state["modes"] = _read_modes(sys.modules["torch"])
@@ -190,14 +190,14 @@ def read_global() -> dict[str, Any]:
 
 
 def write_global(state: dict[str, Any]) -> None:
-    """Set torch's global modes and every global generator."""
+    """Set the global modes of torch and every global random generator to `state`, which `read_global` returned."""
     if "modes" in state:
         _write_modes(sys.modules["torch"], state["modes"])
     write_random_state(state)
 
 
 def _tensor(state: Any) -> Any:
-    """Return the state of a torch generator as torch expects it, from bytes or a tensor."""
+    """Return the state of a torch generator, given as bytes or a tensor, as the tensor that torch expects."""
     import torch
 
     if isinstance(state, torch.Tensor):
@@ -209,7 +209,7 @@ def _read_devices(torch: Any, *, unused: bool) -> dict[tuple[str, int], bytes]:
     states = {}
     for kind in ("cuda", "xpu"):
         device = getattr(torch, kind, None)
-        # reading the state of an accelerator that the program does not use would start it
+        # do not read the state of an accelerator that the program does not use: reading starts the accelerator
         used = device is not None and getattr(device, "is_initialized", lambda: False)()
         if device is not None and (used or (unused and device.is_available())):
             for number in range(device.device_count()):
@@ -255,7 +255,7 @@ def _write_modes(torch: Any, modes: dict[str, Any]) -> None:
     torch.set_autocast_cache_enabled(modes["autocast_cache"])
     current = _read_modes(torch)
     if current["deterministic"] != modes["deterministic"]:
-        # only if it differs: the call imports torch's compiler, and that import draws random numbers
+        # not if the modes are equal: the call imports torch's compiler, and this import draws random numbers
         algorithms, warn_only = modes["deterministic"]
         torch.use_deterministic_algorithms(algorithms, warn_only=warn_only)
     torch.set_default_dtype(modes["dtype"])

@@ -1,4 +1,4 @@
-"""Codec of torch tensors: captures their storages, so that views and tied weights stay shared."""
+"""Codec of torch tensors: captures their storages, which views and tied weights share."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from rearview.state.codecs.base import Capturing, Kind, PathStep, Restoring, Wal
 from rearview.state.memory_blocks import PROCESS_MEMORY, SMALL, Blocks, RestoredMemory, bytes_of
 
 PlainReader = Callable[[Any, int], tuple[Any, ...] | None]
+"""What `plain_reader` returns: a function of a tensor and the number of its anchor (or -1)."""
 
 
 def plain_access() -> AbstractContextManager[Any]:
-    """Return a context in which tensor subclasses behave like plain tensors."""
+    """Return a context manager in whose body instances of tensor subclasses behave like plain tensors."""
     torch = sys.modules.get("torch")
     make_context = getattr(getattr(torch, "_C", None), "DisableTorchFunctionSubclass", nullcontext)
     context: AbstractContextManager[Any] = make_context()
@@ -28,20 +29,23 @@ def _host_bytes(storage: Any) -> Any:
 
 
 def memory_of(anchors: Iterable[Any]) -> int:
-    """Return the size in bytes of the storages of the CPU tensors in `anchors`, each once."""
+    """Return the bytes of memory that the CPU tensors among `anchors` use; shared storages count once."""
     torch: Any = sys.modules.get("torch")
     plain = {getattr(torch, "Tensor", None), getattr(getattr(torch, "nn", None), "Parameter", None)}
-    pieces: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     for obj in anchors:
         # checked by type, so that no method of a user's object is called
         if type(obj) in plain and not is_special(obj) and obj.is_cpu:
             storage = obj.untyped_storage()
-            pieces[storage.data_ptr()] = storage.nbytes()
-    return sum(pieces.values())
+            sizes[storage.data_ptr()] = storage.nbytes()
+    return sum(sizes.values())
 
 
-def describe(tensor: Any, blocks: Blocks, home: int) -> tuple[Any, ...]:
-    """Return (block, dtype, shape, stride, offset) of a strided tensor."""
+def describe(tensor: Any, blocks: Blocks, anchor_number: int) -> tuple[Any, ...]:
+    """Return (block number, dtype, shape, stride, offset) of a strided tensor.
+
+    `anchor_number` is the number of the tensor as an anchor, or -1. A new memory block is added to `blocks`.
+    """
     storage = tensor.untyped_storage()
     nbytes = storage.nbytes()
     if tensor.is_cpu:
@@ -56,9 +60,9 @@ def describe(tensor: Any, blocks: Blocks, home: int) -> tuple[Any, ...]:
             address,
             nbytes,
             lambda: _host_bytes(storage),
-            home=home,
+            anchor_number=anchor_number,
             device=device,
-            likely_unchanged=home >= 0 and not tensor.requires_grad,
+            likely_unchanged=anchor_number >= 0 and not tensor.requires_grad,
         )
     # tensors of equal shape share one tuple, which pickle then writes once
     shapes, shape, stride = blocks.shapes, tensor.shape, tensor.stride()
@@ -69,16 +73,16 @@ def describe(tensor: Any, blocks: Blocks, home: int) -> tuple[Any, ...]:
 
 
 def plain_reader(blocks: Blocks) -> PlainReader:
-    """Return a function that reads a plain leaf tensor on the CPU, and returns None for any other.
+    """Return a function that reads a plain leaf tensor on the CPU, and returns None for any other tensor.
 
-    It returns (block, dtype, shape, stride, offset, requires_grad, gradient). It is written for
+    The function returns (block number, dtype, shape, stride, offset, requires_grad, gradient). It is written for
     speed: training waits while it reads thousands of tensors.
     """
     torch = sys.modules["torch"]
     classes, dtypes, strided = {torch.Tensor, torch.nn.Parameter}, _plain_dtypes(), torch.strided
     index, table, shapes = blocks.index, blocks.table, blocks.shapes
 
-    def read(tensor: Any, home: int) -> tuple[Any, ...] | None:
+    def read(tensor: Any, anchor_number: int) -> tuple[Any, ...] | None:
         dtype, requires_grad = tensor.dtype, tensor.requires_grad
         if (
             type(tensor) not in classes
@@ -101,11 +105,14 @@ def plain_reader(blocks: Blocks) -> PlainReader:
             if nbytes <= SMALL:
                 block = index[location] = len(table)
                 table.append(
-                    (None, nbytes, PROCESS_MEMORY[address : address + nbytes], home, "cpu")
+                    (None, nbytes, PROCESS_MEMORY[address : address + nbytes], anchor_number, "cpu")
                 )
             else:
                 block = blocks.add_host(
-                    location, storage, home, likely_unchanged=home >= 0 and not requires_grad
+                    location,
+                    storage,
+                    anchor_number,
+                    likely_unchanged=anchor_number >= 0 and not requires_grad,
                 )
         # tensors of equal shape share one tuple, which pickle then writes once
         size, stride = tensor.shape, tensor.stride()
@@ -126,20 +133,21 @@ def _plain_dtypes() -> frozenset[Any]:
 
 
 def operation_of(tensor: Any) -> str:
-    """Return the name of the operation that made a tensor, as its `repr` shows it."""
+    """Return the name of the operation that computed a tensor, as the `repr` of the tensor shows it."""
     try:
         operation = tensor.grad_fn
     except RuntimeError:  # a view that can no longer be differentiated
         return "Invalid"
     name = type(operation).__name__
-    # all operations without a Python class share this one
+    # all operations without a Python class have the class CppFunction
     return str(operation.name()).rpartition("::")[2] if name == "CppFunction" else name
 
 
 def extras(tensor: Any, *, lost_graph: str) -> tuple[Any, ...] | None:
-    """Return attributes, hooks and flags of a tensor, or None for the many tensors without any.
+    """Return attributes, hooks and flags of a tensor; None for a tensor without any, as most are.
 
-    `lost_graph` is the name of the operation whose autograd graph cannot be captured, or empty.
+    `lost_graph` is the name of the operation that computed the tensor, if its autograd graph cannot be captured, or
+    empty.
     """
     attrs, hooks = tensor.__dict__, tensor._backward_hooks
     late_hooks = None if lost_graph else tensor._post_accumulate_grad_hooks
@@ -150,7 +158,7 @@ def extras(tensor: Any, *, lost_graph: str) -> tuple[Any, ...] | None:
 
 
 def special_form(tensor: Any) -> tuple[Any, ...] | None:
-    """Return the parts of a tensor that is not on one strided storage, or None."""
+    """Return the parts of a tensor that does not use one strided storage; None for any other tensor."""
     import torch
 
     cls = type(tensor)
@@ -182,7 +190,7 @@ def special_form(tensor: Any) -> tuple[Any, ...] | None:
 
 
 def _by_value(tensor: Any) -> tuple[Any, ...]:
-    # a quantized tensor is built from values, so its memory cannot be filled later
+    # torch builds a quantized tensor from values, so its memory cannot be filled later
     return tensor.contiguous().numpy().tobytes(), tensor.dtype, tuple(tensor.shape)
 
 
@@ -198,14 +206,14 @@ def _form(tensor: Any) -> tuple[Any, ...]:
 
 
 def from_special(form: Sequence[Any]) -> Any:
-    """Return the tensor of the parts that `special_form` returned."""
+    """Return a tensor, given the parts that `special_form` returned."""
     import torch
 
     match form:
         case ("wrapper", cls, inner, meta, shape, stride):
             return cls.__tensor_unflatten__(inner, meta, torch.Size(shape), stride)
         case ("coo", indices, values, shape, coalesced):
-            # no checks: they would read indices whose memory is filled later
+            # without torch's checks, which would read indices whose memory is filled later
             return torch.sparse_coo_tensor(
                 indices, values, shape, is_coalesced=coalesced, check_invariants=False
             )
@@ -238,10 +246,10 @@ def tensor_on(memory: RestoredMemory, body: Sequence[Any]) -> Any:
 def with_lost_graph(value: Any, operation: str | bool = True) -> Any:
     """Return `value` with an autograd graph that raises when a gradient flows through it.
 
-    A tensor with a graph, such as the last loss, exists at most boundaries and is never used again.
-    Its value can be restored, its graph cannot. If the program does differentiate through it, that
-    must be an error, not a silently wrong gradient. Its `repr` shows the `operation` that made it;
-    older checkpoints have True instead of a name.
+    A tensor with a graph, such as the last loss, exists at most boundaries, and programs rarely use it again. Its
+    value can be restored, and its graph cannot. A program that differentiates through the tensor must get an error, and
+    not a silently wrong gradient. The `repr` of the tensor shows the `operation` that computed the recorded tensor;
+    older checkpoints have True in place of its name.
     """
     import torch
 
@@ -256,8 +264,8 @@ def _lost_graph_function(operation: str | bool) -> Any:
 
     class LostGraph(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
-        def forward(_ctx: Any, _source: Any, held: Any) -> Any:
-            return held.detach()
+        def forward(_ctx: Any, _source: Any, value: Any) -> Any:
+            return value.detach()
 
         @staticmethod
         def backward(_ctx: Any, *_grads: Any) -> Any:
@@ -275,18 +283,18 @@ def _lost_graph_function(operation: str | bool) -> Any:
 
 
 class TensorKind(Kind):
-    """A tensor that existed when the loop was entered."""
+    """Codec of tensors that existed when the loop was entered."""
 
     name = "tensor"
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the gradient, hooks, attributes, the parts of a wrapper, and a local class."""
+        """Yield the gradient, hooks, attributes, parts of a wrapper tensor, and the class if that is local."""
         if obj.is_leaf and obj.grad is not None:
             yield PathStep(".", "grad", obj.grad)
         for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
-            held = getattr(obj, name) if obj.is_leaf or name == "_backward_hooks" else None
-            if held is not None:
-                yield PathStep(".", name, held)
+            hooks = getattr(obj, name) if obj.is_leaf or name == "_backward_hooks" else None
+            if hooks is not None:
+                yield PathStep(".", name, hooks)
         for name, value in obj.__dict__.items():
             yield PathStep(".", name, value)
         if hasattr(type(obj), "__tensor_flatten__"):
@@ -296,7 +304,10 @@ class TensorKind(Kind):
             yield PathStep("<", "class", type(obj))
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return (memory block or parts, requires_grad, gradient, extras) of each."""
+        """Return (body or parts, requires_grad, gradient, extras) of each tensor.
+
+        The first item is what `describe` returned, or `special_form`; None for a tensor that cannot be read.
+        """
         read, index = capturing.plain_tensor, capturing.anchors.index
         contents: list[Any] = []
         for obj in objs:
@@ -314,18 +325,18 @@ class TensorKind(Kind):
     def _read(obj: Any, capturing: Capturing) -> tuple[Any, ...] | None:
         try:
             leaf = obj.is_leaf
-            lost_graph = "" if leaf or capturing.anchors.same_graph(obj) else operation_of(obj)
+            lost_graph = "" if leaf or capturing.anchors.has_same_graph(obj) else operation_of(obj)
             form = special_form(obj) if is_special(obj) else None
-            home = capturing.anchors.index[id(obj)]
-            body = describe(obj, capturing.blocks, home) if form is None else form
+            anchor_number = capturing.anchors.index[id(obj)]
+            body = describe(obj, capturing.blocks, anchor_number) if form is None else form
             grad = obj.grad if leaf else None
             return body, obj.requires_grad, grad, extras(obj, lost_graph=lost_graph)
         except Exception as exc:
-            capturing.miss(obj, f"the tensor cannot be read ({exc})")
+            capturing.report_missing(obj, f"the tensor cannot be read ({exc})")
             return None
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Set the memory of the tensor, then its gradient, hooks and attributes."""
+        """Restore the memory of the tensor, then its gradient, hooks and attributes."""
         import torch
 
         if content is None:
@@ -354,7 +365,7 @@ class TensorKind(Kind):
 
 
 def is_special(tensor: Any) -> bool:
-    """Return True unless the tensor is on one strided storage."""
+    """Return True for a tensor that is sparse, quantized, or a wrapper of other tensors."""
     torch = sys.modules["torch"]
     if tensor.layout is not torch.strided or tensor.is_quantized:
         return True
@@ -378,14 +389,14 @@ def _attach_lost_graph(obj: Any, restoring: Restoring) -> None:
 
 def _write_body(obj: Any, body: Sequence[Any], memory: RestoredMemory) -> None:
     block, dtype, shape, stride, offset = body
-    same = (
+    is_in_place = (
         obj.dtype == dtype
         and tuple(obj.shape) == shape
         and obj.stride() == stride
         and obj.storage_offset() == offset
         and obj.untyped_storage()._cdata == memory.storage(block)._cdata
     )
-    if not same:
+    if not is_in_place:
         obj.data = tensor_on(memory, body)
 
 

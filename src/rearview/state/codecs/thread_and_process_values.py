@@ -1,6 +1,6 @@
-"""Codecs of values that are not attributes: context variables, thread-locals, shared memory.
+"""Codecs of values that belong to a thread or a process: context variables, thread-locals, shared memory.
 
-Processes and queues of `multiprocessing` are here too: they cannot be captured, only reported.
+Processes and queues of `multiprocessing`, which cannot be captured, are reported as missing.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ _CHILDREN = "multiprocessing.process"
 
 
 class VariableKind(Kind):
-    """A context variable: its value in the current context."""
+    """Codec of context variables (`contextvars.ContextVar`): the value in the current context."""
 
     name = "variable"
 
     @staticmethod
     def values(variable: ContextVar[Any]) -> tuple[Any, ...]:
-        """Return the value as a tuple of one, or an empty tuple if the variable was never set."""
+        """Return (value,), or () if the variable was never set."""
         # not `get()`: that would return the default, which the set-up creates again
         value = variable.get(_UNSET)
         return () if value is _UNSET else (value,)
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the value, if one was set."""
+        """Yield the value, if the variable was set."""
         return [PathStep("<", "", value) for value in self.values(obj)]
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return the value of each, if one was set."""
+        """Return (value,) for each variable, or () if it was never set."""
         return [self.values(obj) for obj in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Set the value; raise if the variable must be unset, which Python does not offer."""
+        """Set the value; raise StateError if the variable must become unset, which Python does not allow."""
         if content:
             obj.set(content[0])
         elif self.values(obj):
@@ -54,7 +54,7 @@ class VariableKind(Kind):
 
 
 class LocalKind(Kind):
-    """A `threading.local`: the attributes of the training thread."""
+    """Codec of `threading.local`: the attributes that the training thread sees."""
 
     name = "local"
 
@@ -63,7 +63,7 @@ class LocalKind(Kind):
         return steps(".", list(vars(obj).items()))
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return the attributes of each."""
+        """Return the attributes of each object."""
         return [vars(obj).copy() for obj in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
@@ -72,21 +72,21 @@ class LocalKind(Kind):
 
 
 class NumberKind(Kind):
-    """A number or array of ctypes, `multiprocessing.Value` included: its bytes."""
+    """Codec of numbers and arrays of ctypes, also inside a `multiprocessing.Value`: the bytes."""
 
     name = "number"
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return the bytes of each."""
+        """Return the bytes of each number or array."""
         return [bytes(obj) for obj in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Copy the bytes into place; other processes see them too."""
+        """Copy the bytes into the memory of the number, which other processes may share."""
         ctypes.memmove(ctypes.addressof(obj), content, ctypes.sizeof(obj))
 
 
 class SharedKind(Kind):
-    """A `multiprocessing.Value` or `Array`: a lock around a number."""
+    """Codec of `multiprocessing.Value` and `Array`, which are a lock and a number: the walk enters the number."""
 
     name = "shared"
 
@@ -96,32 +96,32 @@ class SharedKind(Kind):
 
 
 class ChildKind(Kind):
-    """A child process of the program: while it runs, its state is outside this process."""
+    """Codec of child processes. The state of a running child is outside this process, so it is reported."""
 
     name = "child"
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any] | None:
-        """Report the children that are running."""
+        """Report each child process that is running."""
         for obj in objs:
             if is_running(obj):
-                capturing.miss(obj, f"the process {obj.name} is running")
+                capturing.report_missing(obj, f"the process {obj.name} is running")
         return None
 
 
 class QueueKind(Kind):
-    """A queue between processes, whose content cannot be read without taking it out."""
+    """Codec of queues between processes, whose items cannot be read without taking them out: reported if not empty."""
 
     name = "queue"
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any] | None:
-        """Report the queues that are not empty."""
+        """Report each queue that is not empty."""
         for obj in objs:
             try:
                 empty = obj.empty()
             except (OSError, ValueError):
                 empty = True  # closed
             if not empty:
-                capturing.miss(obj, "there is something in this queue between processes")
+                capturing.report_missing(obj, "there is something in this queue between processes")
         return None
 
 
@@ -133,7 +133,7 @@ _QUEUE = QueueKind()
 
 
 def hidden_kind(obj: Any) -> Kind | None:
-    """Return the kind of an object whose value is not in its attributes, or None."""
+    """Return the codec of an object whose value is not in its attributes, or None for any other object."""
     for base, kind in _KINDS:
         if isinstance(obj, base):
             return kind
@@ -150,7 +150,7 @@ def hidden_kind(obj: Any) -> Kind | None:
 
 
 def is_number(cls: Any) -> bool:
-    """Return True if a ctypes type holds numbers only, no addresses.
+    """Return True if a class is a ctypes type that contains only numbers, and no addresses.
 
     >>> is_number(ctypes.c_int), is_number(ctypes.c_double * 3), is_number(ctypes.c_void_p)
     (True, True, False)
@@ -173,7 +173,7 @@ def is_child(obj: Any) -> bool:
 
 
 def is_running(child: Any) -> bool:
-    """Return True if a process is alive; False for one that another process started."""
+    """Return True if a child process is running; return False for a process that another process started."""
     try:
         return bool(child.is_alive())
     except (AssertionError, ValueError):

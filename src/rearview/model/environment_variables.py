@@ -1,11 +1,11 @@
-"""Environment variables: which are restored in a replay, which stay as they are now, which are secret.
+"""Environment variables: decide which a replay restores, which it takes from its machine, and which are secret.
 
 Three classes, decided by name and, for credentials, also by value:
 
-- *secret*: credentials. Their values are never stored; a run only records that it read one.
-- *today*: paths of software and folders on this machine, and the session of this user. A replay takes
-  them from its own environment, and reports those that differ.
-- *restored*: all others. A replay starts with the value that the run started with.
+- *secret*: credentials. Their values are never stored; a run only records that it has read the variable.
+- *today*: paths of software and folders on this machine, and the session of this user. A replay uses the current
+  values, and reports the variables whose values differ from the run.
+- *restored*: all other variables. A replay starts with the value that the run started with.
 
 >>> class_of("HF_TOKEN"), class_of("PATH"), class_of("SEED")
 (<VariableClass.SECRET: 'secret'>, <VariableClass.TODAY: 'today'>, <VariableClass.RESTORED: 'restored'>)
@@ -38,7 +38,7 @@ SECRET_WORDS = frozenset(
 _SECRET_ENDS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "APIKEY", "CREDENTIALS")
 """Ends of names without separators: `GITHUBTOKEN`."""
 _SECRET_PHRASES = ("CONNECTION_STRING", "CONN_STR")
-_SECRET_VALUE = re.compile(
+SECRET_VALUE = re.compile(
     r"""
       (?<![A-Za-z0-9]) (?:
         gh[opusr]_[A-Za-z0-9]{20,} | github_pat_[A-Za-z0-9_]{20,} | glpat-[A-Za-z0-9_-]{16,}
@@ -53,7 +53,7 @@ _SECRET_VALUE = re.compile(
     """,
     re.VERBOSE,
 )
-"""Values that are credentials under any name of the variable: tokens of known services, private keys,
+"""Values that are credentials whatever the variable is called: tokens of known services, private keys,
 addresses with a password."""
 
 SESSION = frozenset(
@@ -117,8 +117,8 @@ JOB_PREFIXES = (
     *("SLURM_", "SLURMD_", "PBS_", "LSB_", "LSF_", "SGE_", "COBALT_", "FLUX_", "JSM_"),
     *("OMPI_", "PMI_", "PMIX_", "MPI_", "MV2_", "TORCHELASTIC_"),
 )
-"""Which batch job a process belongs to, and which part of the job it is. A replay restores them; a resumed
-run inside a batch job keeps those of its new job."""
+"""Beginnings of names of variables that tell a process its batch job, and its part in the job. A replay restores these
+variables; a run that is resumed inside a batch job keeps the values of its new job."""
 
 LIBRARY_PREFIXES = (
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "VECLIB_", "NUMEXPR_", "GOTO_"),
@@ -132,14 +132,14 @@ LIBRARY_PREFIXES = (
     *("WANDB_", "MLFLOW_", "COMET_", "NEPTUNE_", "CLEARML_", "PYTHON", "LC_", *JOB_PREFIXES),
 )
 LIBRARY_NAMES = frozenset({"LANG", "LANGUAGE", "TZ", "SOURCE_DATE_EPOCH", *JOB_NAMES})
-"""Libraries read these in C, where Rearview does not see it: a run counts as having read all of them."""
+"""Variables that libraries read in C, which Rearview cannot observe: each run counts as having read all of them."""
 
 SET_IN_REPLAYS = frozenset(
     {"WANDB_SILENT", "MLFLOW_TRACKING_URI", "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING"}
 )
 """Variables by which a replay silences trackers."""
 _LONG = 60
-"""Values with more characters are not shown."""
+"""Values with more characters than this are not shown."""
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 
 
@@ -168,7 +168,7 @@ def is_secret_value(value: str) -> bool:
     >>> is_secret_value("postgres://me:hunter2@db/runs"), is_secret_value("https://db/runs")
     (True, False)
     """
-    return _SECRET_VALUE.search(value) is not None
+    return SECRET_VALUE.search(value) is not None
 
 
 def class_of(name: str, value: str | None = None) -> VariableClass:
@@ -184,22 +184,22 @@ def class_of(name: str, value: str | None = None) -> VariableClass:
 
 
 def is_restored(name: str) -> bool:
-    """Return True if a replay starts with the value that this variable had."""
+    """Return True if a replay starts with the value that the variable had in the run."""
     return class_of(name) is VariableClass.RESTORED
 
 
 def is_of_session(name: str) -> bool:
-    """Return True for a variable of the terminal, the login session or Rearview itself."""
+    """Return True if a variable belongs to the terminal, the login session or Rearview itself."""
     return name in SESSION or name.startswith(SESSION_PREFIXES)
 
 
 def is_of_job(name: str) -> bool:
-    """Return True for a variable that says which part of which batch job a process is."""
+    """Return True if a variable tells a process its batch job, or its part in the job."""
     return name in JOB_NAMES or name.startswith(JOB_PREFIXES)
 
 
 def is_read_by_libraries(name: str) -> bool:
-    """Return True for a variable that libraries read in C or when they are imported.
+    """Return True if libraries read a variable in C, or while they are imported.
 
     >>> is_read_by_libraries("OMP_NUM_THREADS"), is_read_by_libraries("DATA_DIR")
     (True, False)
@@ -212,22 +212,22 @@ class Environment:
     """The environment variables that a run read, with their values at its start."""
 
     values: Mapping[str, str | None] = field(default_factory=dict)
-    """By name; None: not set."""
+    """By name: the value, or None for a variable that was not set."""
     secrets: Mapping[str, bool] = field(default_factory=dict)
-    """Credentials that it read: whether each was set."""
+    """By name of each credential that the run read: whether it was set."""
     whole: bool = False
-    """Whether it read the whole environment: copied it, or started a process that inherits it."""
+    """Whether the run read the whole environment: copied it, or started a process that inherits it."""
 
-    def restored(self, now: Mapping[str, str], *, resumes: bool = False) -> dict[str, str]:
-        """Return the environment for a replay or a resumed run; `now` is the current one.
+    def restored(self, current: Mapping[str, str], *, resumes: bool = False) -> dict[str, str]:
+        """Return the environment for a replay, or with `resumes` for a resumed run; `current` is the current environment.
 
         >>> then = Environment({"SEED": "7", "DEBUG": None})
         >>> then.restored({"SEED": "1", "DEBUG": "1", "HOME": "/root"})
         {'SEED': '7', 'HOME': '/root'}
         """
-        environment = dict(now)
-        for name in {*self.values, *self.secrets, *now}:
-            if self._stays(name, now, resumes=resumes):
+        environment = dict(current)
+        for name in {*self.values, *self.secrets, *current}:
+            if self._keeps_current_value(name, current, resumes=resumes):
                 continue
             value = self.values.get(name)
             if value is not None:
@@ -236,28 +236,30 @@ class Environment:
                 environment.pop(name, None)
         return environment
 
-    def differences(self, now: Mapping[str, str], *, resumes: bool = False) -> list[str]:
-        """Return a phrase for each variable that the run read, that differs now and is not restored.
+    def differences(self, current: Mapping[str, str], *, resumes: bool = False) -> list[str]:
+        """Return a phrase for each variable that the run read, and whose value differs now and is not restored.
 
         >>> Environment({"HOME": "/root"}, {"HF_TOKEN": True}).differences({"HOME": "/home/me"})
         ['HOME was /root, is /home/me', 'HF_TOKEN was set and its value is not stored']
         """
-        after = self.restored(now, resumes=resumes)
+        restored_values = self.restored(current, resumes=resumes)
         phrases = [
-            _phrase(name, value, after.get(name))
+            _phrase(name, value, restored_values.get(name))
             for name, value in sorted(self.values.items())
-            if after.get(name) != value and not is_of_session(name)
+            if restored_values.get(name) != value and not is_of_session(name)
         ]
         for name, was_set in sorted(self.secrets.items()):
-            if was_set and name not in after:
+            if was_set and name not in restored_values:
                 phrases.append(f"{name} was set and its value is not stored")
         return phrases
 
-    def _stays(self, name: str, now: Mapping[str, str], *, resumes: bool) -> bool:
-        """Return True for a variable that keeps its current value."""
+    def _keeps_current_value(self, name: str, current: Mapping[str, str], *, resumes: bool) -> bool:
+        """Return True if a variable keeps its current value in a replay, or with `resumes` in a resumed run."""
         if class_of(name) is VariableClass.TODAY:
             return True
-        return resumes and is_of_job(name) and any(is_of_job(current_name) for current_name in now)
+        return (
+            resumes and is_of_job(name) and any(is_of_job(current_name) for current_name in current)
+        )
 
     def _was_unset(self, name: str) -> bool:
         if name in self.values:

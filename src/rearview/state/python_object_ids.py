@@ -1,9 +1,9 @@
-"""Store the `id` of an object inside a state as a reference to that object.
+"""Store the `id()` of a Python object inside a captured state as a reference to the object.
 
-The `id` of an object differs in every process. A class that remembers objects by their `id` would
-not recognise them after a restore, and the state of a replay would never equal the recorded one.
-`capture` calls `with_marked_ids` after pickling; `restore` puts the new numbers in with
-`set_content`.
+The `id` of an object differs in every process. A class that remembers objects by their `id` would not recognise
+the objects after a restore, and the state of a replay would never equal the recorded state. `capture` calls
+`contents_with_ids` after pickling a state. It returns *marked* contents: contents with an `ObjectId` in place of each
+`id`. `restore` calls `set_content` with the contents, in which each `ObjectId` has become an `id` of the new process.
 """
 
 from __future__ import annotations
@@ -19,27 +19,28 @@ from rearview.state.codecs.containers import ObjectId
 from rearview.state.codecs.python_objects import AttributedKind, ObjectKind
 
 _NUMBER = re.compile(rb"\x8a(?=\x05.{4}[^\x00]|[\x06\x07])", re.DOTALL)
-"""Opcode of a number of five to seven bytes; it also matches inside other numbers."""
+"""Matches the opcode of a number of five to seven bytes in a pickle; matches inside longer numbers, too."""
 _ALIGNED = 8
+"""Every `id` is a multiple of this number."""
 _REGION = 40
-"""The addresses of one process differ above this bit by at most one."""
+"""Number of low bits of an address: the bits above it differ by at most one in all addresses of a process."""
 _WITHOUT_IDENTITY = (
     *(int, float, complex, tuple, frozenset),
     *(types.MethodType, weakref.ref, ObjectId),
 )
-"""Types whose equal instances are interchangeable, so that their `id` means nothing."""
+"""Types whose equal instances are interchangeable, so that programs do not store their `id`."""
 _TEXTS = (str, bytes)
-"""Interchangeable too, but often unique: scikit-learn keeps the `id` of `stop_words`."""
+"""Equal texts are interchangeable too, but often a text is unique: scikit-learn stores the `id` of `stop_words`."""
 _SINGLETONS = {id(value): value for value in (None, True, False, ..., NotImplemented)}
 
 _VALUES = {str, bytes, tuple, frozenset}
 
 MarkedContents = list[tuple[Any, Any]]
-"""Objects whose content holds the `id` of others, each with its content in which these are marked."""
+"""(object, content) of each object whose content contains an `id`; the content has an `ObjectId` for each `id`."""
 
 
 def possible_ids(stream: bytes) -> set[int]:
-    """Return the numbers in a pickle that may be the `id` of an object; usually none."""
+    """Return the numbers in a pickle that may be the `id` of an object; usually there is no such number."""
     numbers: set[int] = set()
     regions = {(id(obj) >> _REGION) + d for obj in (numbers, object, ObjectId) for d in (-1, 0, 1)}
     for match in _NUMBER.finditer(stream):
@@ -50,13 +51,13 @@ def possible_ids(stream: bytes) -> set[int]:
     return numbers
 
 
-def with_marked_ids(
+def contents_with_ids(
     memo: Mapping[int, tuple[int, Any]], numbers: set[int], capturing: Capturing
 ) -> MarkedContents:
-    """Return the pickled objects that hold the `id` of other pickled objects, with these marked.
+    """Return the pickled objects that contain the `id` of a pickled object, with their marked contents.
 
-    `memo` is the pickler's memo: the pickled objects by `id`. The search covers lists, dicts, sets,
-    attributes, and the tuples in them.
+    `memo` is the memo of the pickler: (memo number, object) by `id`. `numbers` are the numbers that may be an `id`.
+    Lists, dicts, sets and attributes are searched, and tuples inside of these.
     """
     placeholders = {id(obj) for obj in capturing.placeholders}
     targets = {
@@ -74,7 +75,7 @@ def with_marked_ids(
     marker = _IdMarker(targets)
     contents: MarkedContents = []
     for number, obj in memo.values():
-        if number >= first_new:  # includes the copies of the anchors' content
+        if number >= first_new:  # objects of the loop, and the copied contents of anchors
             content = _marked_content(obj, marker, capturing)
             if content is not None:
                 contents.append((obj, content))
@@ -82,16 +83,18 @@ def with_marked_ids(
 
 
 def _is_unique(obj: Any, memo: Mapping[int, tuple[int, Any]]) -> bool:
-    """Return False for a text if an equal one was pickled too: the value would be ambiguous."""
+    """Return False for a text if an equal text was pickled too: a restore could not tell whose `id` was stored."""
     if type(obj) not in _TEXTS:
         return True
     return not any(
-        other is not obj and other == obj for _, other in memo.values() if type(other) is type(obj)
+        candidate is not obj and candidate == obj
+        for _, candidate in memo.values()
+        if type(candidate) is type(obj)
     )
 
 
 class _IdMarker:
-    """Replaces each number that is the `id` of a target by an `ObjectId`."""
+    """Replaces each number that is the `id` of one of the `targets` by an `ObjectId`."""
 
     def __init__(self, targets: Mapping[int, Any]) -> None:
         self.targets = targets
@@ -105,7 +108,7 @@ class _IdMarker:
         return value
 
     def in_items(self, items: Collection[Any]) -> list[Any] | None:
-        """Return the items with each `id` marked, or None if there is none."""
+        """Return the items with an `ObjectId` for each `id`, or None if no item contains an `id`."""
         kinds = set(map(type, items))
         if tuple not in kinds and (
             int not in kinds
@@ -116,27 +119,30 @@ class _IdMarker:
         after = [self.in_value(item) for item in before]
         return after if any(a is not b for a, b in zip(after, before, strict=True)) else None
 
-    def in_dict(self, held: dict[Any, Any]) -> dict[Any, Any] | None:
-        keys, values = self.in_items(held), self.in_items(held.values())
+    def in_dict(self, items: dict[Any, Any]) -> dict[Any, Any] | None:
+        keys, values = self.in_items(items), self.in_items(items.values())
         if keys is None and values is None:
             return None
-        return dict(zip(keys or held, values or held.values(), strict=True))
+        return dict(zip(keys or items, values or items.values(), strict=True))
 
     def in_content(self, content: Any) -> Any:
-        """Mark every `id` in the content that a codec has read: a dict, a list, or a tuple of them."""
+        """Return the content that a codec has read, with an `ObjectId` for each `id`; unchanged if there is no `id`.
+
+        The content is a dict, a list, or a tuple of dicts and lists.
+        """
         if type(content) is dict:
             return self.in_dict(content) or content
         if type(content) is list:
             return self.in_items(content) or content
         if type(content) is tuple:
             parts = [self.in_content(part) for part in content]
-            same = all(a is b for a, b in zip(parts, content, strict=True))
-            return content if same else tuple(parts)
+            is_unchanged = all(a is b for a, b in zip(parts, content, strict=True))
+            return content if is_unchanged else tuple(parts)
         return self.in_value(content)
 
 
 def _marked_content(obj: Any, marker: _IdMarker, capturing: Capturing) -> Any:
-    """Return the marked content of an object created after the walk, or None if it holds no `id`."""
+    """Return the marked content of an object that the loop created, or None if the content contains no `id`."""
     cls = type(obj)
     if cls is dict:
         return marker.in_dict(obj)
@@ -149,13 +155,14 @@ def _marked_content(obj: Any, marker: _IdMarker, capturing: Capturing) -> Any:
         return None
     try:
         return _marked_attributes(obj, kind, marker, capturing)
-    except Exception:  # the codec cannot read it: it was pickled by its own methods
+    except Exception:  # the codec cannot read the object, which its own methods have pickled
         return None
 
 
 def _marked_attributes(
     obj: Any, kind: ObjectKind | AttributedKind, marker: _IdMarker, capturing: Capturing
 ) -> Any:
+    """Return the marked content of an instance of a class, or None if the content contains no `id`."""
     if isinstance(kind, ObjectKind):
         attributes = obj.__dict__ if kind.has_dict else {}
         if not kind.slots and marker.in_items(attributes.values()) is None:
@@ -167,7 +174,7 @@ def _marked_attributes(
 
 
 def set_content(obj: Any, content: Any) -> bool:
-    """Replace the content of a plain list, dict or set; return False for any other object."""
+    """Replace the content of a list, dict or set; return False for an object of any other class."""
     if type(obj) is dict:
         obj.clear()
         obj.update(content)

@@ -1,4 +1,7 @@
-"""Places that the user gave by hand for added statements: stored in a file, listed, removed."""
+"""Store the places that the user set manually for added statements in past versions (`--correct`).
+
+If propagation finds no certain place for a statement in a version, the user names the line.
+"""
 
 from __future__ import annotations
 
@@ -17,41 +20,44 @@ from rearview.source.propagate.versions import HandPlace
 from rearview.store.files import make_folder, publish
 
 FORMAT = 2
-"""Number of the file's format. The first format had no number: version -> statement texts with lines."""
+"""Number of the file's format. A file of the first format has no number, and maps a version to texts with lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Identifies an added statement, even after its text was changed."""
+    """The identity of an added statement, which does not change when the user edits its text."""
 
     path: str
-    """Its file, with the name in the newest version that was run."""
+    """The file of the statement, with the name that it has in the newest version that was run."""
     logs: tuple[str, ...]
-    """The names that it logs."""
+    """The names that the statement logs."""
     sets: tuple[str, ...] = ()
-    """The names that it binds, if it logs nothing."""
+    """The variables that the statement binds, if it logs nothing."""
     occurrence: int = 0
-    """Its number among the statements of the file that log (or bind) the same names."""
+    """How many statements above it in the file log (or bind) exactly these names."""
 
     def find(self, statements: Sequence[Identity]) -> int | None:
-        """Return the index of this statement among `statements`; None if it is not certain.
+        """Return the index of this statement among `statements`, or None if no index is certain.
 
         >>> now = [Identity("t.py", ("loss",)), Identity("t.py", ("norm",))]
         >>> Identity("t.py", ("norm",)).find(now), Identity("t.py", ("bce",)).find(now)
         (1, None)
         """
-        own = set(self.logs or self.sets)
-        alike = [
+        own_names = set(self.logs or self.sets)
+        similar = [
             (at, identity)
             for at, identity in enumerate(statements)
-            if bool(identity.logs) == bool(self.logs) and own & set(identity.logs or identity.sets)
+            if bool(identity.logs) == bool(self.logs)
+            and own_names & set(identity.logs or identity.sets)
         ]
         equal = [
-            (at, identity) for at, identity in alike if set(identity.logs or identity.sets) == own
+            (at, identity)
+            for at, identity in similar
+            if set(identity.logs or identity.sets) == own_names
         ]
-        if not equal and len(alike) > 1:
+        if not equal and len(similar) > 1:
             return None
-        candidates = equal or alike
+        candidates = equal or similar
         in_same_file = [(at, identity) for at, identity in candidates if identity.path == self.path]
         if not in_same_file and len({identity.path for _, identity in candidates}) == 1:
             in_same_file = candidates  # the file was renamed
@@ -60,22 +66,23 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """Where one statement goes in one version, as the user decided."""
+    """The place that the user set for one statement in one version."""
 
     version: str
     statement: Identity
     path: str
-    """The file, with its name in that version."""
+    """The file, with the name that it has in that version."""
     line: int
     after: bool = False
-    """Whether the statement goes after the statement on the line, instead of before the line."""
+    """Whether the statement is inserted after the statement on `line`, not before that line."""
     renames: Mapping[str, str] = field(default_factory=dict)
+    """Variable in the statement -> its name in that version."""
     run: str = ""
-    """The run that the user named."""
+    """The run that the user named to choose the version."""
 
     @property
     def place(self) -> HandPlace:
-        """The place, for propagation."""
+        """The place in the form that propagation uses."""
         return HandPlace(self.path, self.line, self.after, self.renames)
 
     def concerns(self, names: Collection[str]) -> bool:
@@ -85,13 +92,13 @@ class Correction:
 
 @dataclass
 class Corrections:
-    """The file that stores the corrections of a project."""
+    """The corrections of a project, and the file that stores them."""
 
     file: Path
 
     @cached_property
     def _read(self) -> tuple[tuple[Correction, ...], int]:
-        """The corrections, and how many entries of the file could not be read."""
+        """The corrections in the file, and the number of entries that could not be read."""
         try:
             text = self.file.read_bytes()
             content = json.loads(text)
@@ -151,12 +158,12 @@ class Corrections:
     def add(self, corrections: Sequence[Correction]) -> None:
         """Store corrections; each replaces an older one for the same statement and version."""
         fresh = {(correction.version, correction.statement) for correction in corrections}
-        older = [
+        unchanged = [
             correction
             for correction in self.all
             if (correction.version, correction.statement) not in fresh
         ]
-        self._write([*older, *corrections])
+        self._write([*unchanged, *corrections])
 
     def remove(self, corrections: Collection[Correction]) -> None:
         """Delete corrections."""
@@ -172,8 +179,8 @@ class Corrections:
         self.__dict__.pop("_read", None)
 
 
-def _correction(stored: Mapping[str, Any]) -> Correction:
-    identity = stored["statement"]
+def _correction(entry: Mapping[str, Any]) -> Correction:
+    identity = entry["statement"]
     statement = Identity(
         str(identity["path"]),
         tuple(map(str, identity["logs"])),
@@ -181,24 +188,27 @@ def _correction(stored: Mapping[str, Any]) -> Correction:
         int(identity["occurrence"]),
     )
     return Correction(
-        str(stored["version"]),
+        str(entry["version"]),
         statement,
-        str(stored["path"]),
-        int(stored["line"]),
-        bool(stored["after"]),
-        {str(new): str(old) for new, old in stored["renames"].items()},
-        str(stored["run"]),
+        str(entry["path"]),
+        int(entry["line"]),
+        bool(entry["after"]),
+        {str(new): str(old) for new, old in entry["renames"].items()},
+        str(entry["run"]),
     )
 
 
 def _first_format(content: Mapping[str, Any]) -> tuple[tuple[Correction, ...], int]:
-    """Read a file of the first format, in which a statement is identified by the names its text logs."""
+    """Return the corrections in a file of the first format, and the number of versions that could not be read.
+
+    In that format, the text of a statement shows which names it logs, and so which statement is meant.
+    """
     all_corrections: list[Correction] = []
     lost = 0
-    for version, placed in content.items():
+    for version, places in content.items():
         corrections = []
         try:
-            for each in placed:
+            for each in places:
                 path, line, text = str(each["path"]), int(each["line"]), str(each["text"])
                 logs = tuple(names_logged({path: _outdented(text)}))
                 if logs:
@@ -215,6 +225,7 @@ def _first_format(content: Mapping[str, Any]) -> tuple[tuple[Correction, ...], i
 
 
 def _outdented(text: str) -> str:
+    """Return `text` with the indent of its first line removed from all lines."""
     lines = text.splitlines(keepends=True)
-    lead = lines[0][: len(lines[0]) - len(lines[0].lstrip())] if lines else ""
-    return "".join(line.removeprefix(lead) for line in lines)
+    indent = lines[0][: len(lines[0]) - len(lines[0].lstrip())] if lines else ""
+    return "".join(line.removeprefix(indent) for line in lines)

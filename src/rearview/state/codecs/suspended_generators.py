@@ -1,9 +1,9 @@
-"""Codec of the project's generators: captured while suspended, restored at the same yield.
+"""Codec of the project's suspended generators, and of the iterators of their loops.
 
-The state of a suspended generator is its local variables, the yield it is suspended at, and the
-iterators of the loops around that yield. The instrumenter puts these iterators into local variables
-(as `LoopIterator`), so that they can be captured. A restore runs the generator to the same yield,
-sets the recorded local variables, and then restores everything that the generator has changed.
+The state of a suspended generator is its local variables, the `yield` at which it is suspended, and the iterators
+of the loops around this `yield`. Rearview instruments generator functions so that each of these iterators is in a
+local variable, as a `LoopIterator`, and can be captured. A restore runs a generator to its recorded `yield`, restores
+everything that the generator has changed by that, and sets the recorded local variables.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rearview.state.codecs.base import Capturing, Kind, PathStep, Restoring, Wal
 from rearview.state.codecs.data_loaders import is_loader_iterator
 
 FURTHEST = 100_000
-"""Items that a restore draws from a generator before it gives up reaching the recorded yield."""
+"""Most items that a restore draws from a generator to reach the recorded yield."""
 
 
 _ABSENT = object()
@@ -34,18 +34,18 @@ _ENDLESS = 1 << 62
 
 
 def draw_items(source: Any, count: int = _ENDLESS) -> Iterator[Any]:
-    """Return an iterator over the next `count` items of `source`; it calls nothing but `next`.
+    """Return an iterator over the next `count` items of `source` that calls only `next(source)`.
 
-    `for`, `islice`, `zip` and `map` call `iter` first, and a user's iterator may start again then.
-    This adds no frame to tracebacks.
+    `for`, `islice`, `zip` and `map` would call `iter(source)` first, which may start a user's iterator again. The
+    iterator adds no frame to tracebacks.
     """
     return map(next, repeat(source, count))
 
 
 class LoopIterator:
-    """The iterator of a loop in a generator function; its source can be replaced while it runs.
+    """The iterator of a loop in a generator function; its source can be replaced while the loop runs.
 
-    With None as source it never ends: `while` loops use that. It adds no frame to tracebacks.
+    With None as its source the iterator never ends, as a `while` loop needs it. It adds no frame to tracebacks.
     """
 
     __slots__ = ("__weakref__", "_before", "_counter", "_draw", "source")
@@ -54,7 +54,7 @@ class LoopIterator:
         self.continue_with(source, 0)
 
     def continue_with(self, source: Any, count: int) -> None:
-        """Continue with `source`, of which `count` items were taken."""
+        """Continue with `source`, from which the loop has taken `count` items."""
         self.source = source
         self._before = count
         self._counter = repeat(True, _ENDLESS)
@@ -63,26 +63,26 @@ class LoopIterator:
 
     @property
     def count(self) -> int:
-        """Number of items taken."""
+        """Number of items that the loop has taken."""
         return self._before + _ENDLESS - length_hint(self._counter)
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     __next__ = property(attrgetter("_draw"))
-    # forwarded by `yield from`; a source that lacks one of them lacks it here too
+    # `yield from` calls these methods; the iterator has only those that its source has
     send = property(attrgetter("source.send"))
     throw = property(attrgetter("source.throw"))
     close = property(attrgetter("source.close"))
 
 
 class LoopIteratorKind(Kind):
-    """A `LoopIterator`: a reference to its source, and the number of items taken."""
+    """Codec of `LoopIterator`: a reference to the source, and the number of items that the loop has taken."""
 
     name = "walk"
 
     def label(self, obj: Any) -> str:
-        """Return the label that runs of all versions were recorded with."""
+        """Return the label that all versions of Rearview have recorded."""
         return "rearview.state.codecs.iterators.Walk"
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
@@ -90,7 +90,7 @@ class LoopIteratorKind(Kind):
         return [PathStep("<", "iterator", obj.source)]
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return the source and count of each."""
+        """Return (source, count) of each iterator."""
         return [(o.source, o.count) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
@@ -99,7 +99,7 @@ class LoopIteratorKind(Kind):
 
 
 class GeneratorKind(Kind):
-    """A generator: finished, not started, or suspended at a yield with its local variables."""
+    """Codec of generators: finished, not started, or suspended at a yield, with their local variables."""
 
     name = "generator"
 
@@ -107,7 +107,7 @@ class GeneratorKind(Kind):
         """Yield the local variables of a generator of the project."""
         frame = getattr(obj, "gi_frame", None)
         if frame is not None and rules.project(frame.f_globals.get("__name__", "")):
-            recorded = rules.recorded
+            recorded = rules.recorded_names
             variables = sorted(frame.f_locals.items())
             yield from steps(
                 "<",
@@ -115,16 +115,19 @@ class GeneratorKind(Kind):
             )
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return the state of each; report those that cannot be captured."""
+        """Return the state of each generator (see `generator_state`)."""
         return [generator_state(o, capturing) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Register the generator: `restore` drives it later, because that runs the program's code."""
+        """Register the generator: `restore` runs it to its yield later, because this runs the program's code."""
         if content is not None:
             restoring.generators.append((obj, content[:2], content[2] if content[2:] else {}))
 
     def label(self, obj: Any) -> str:
-        """Return the function's name with the local variables: on replay a probe may add some."""
+        """Return the name of the generator's function, with the local variables in parentheses.
+
+        In a replay a probe may add local variables.
+        """
         frame = getattr(obj, "gi_frame", None)
         names = ",".join(sorted(frame.f_locals)) if frame is not None else ""
         return f"generator {getattr(obj, '__qualname__', type(obj).__name__)}({names})"
@@ -135,9 +138,12 @@ LOOP_ITERATOR = LoopIteratorKind()
 
 
 def generator_state(obj: Any, capturing: Capturing) -> tuple[Any, ...] | None:
-    """Return ("over",), ("new", 0), ("running",) or ("suspended", yield number, locals)."""
+    """Return ("over",), ("new", 0), ("running",) or ("suspended", yield number, local variables).
+
+    Report a generator that cannot be captured, and return None for it.
+    """
     if not isinstance(obj, types.GeneratorType):
-        capturing.miss(obj, f"a {type(obj).__name__} cannot be saved")
+        capturing.report_missing(obj, f"a {type(obj).__name__} cannot be saved")
         return None
     state = inspect.getgeneratorstate(obj)
     if state == inspect.GEN_CLOSED:
@@ -152,7 +158,7 @@ def generator_state(obj: Any, capturing: Capturing) -> tuple[Any, ...] | None:
         return ("running",)  # a watched library loop: its frame is captured with the other frames
     reason = reason_not_captured(obj, state, capturing.anchors.rules.project)
     if reason:
-        capturing.miss(obj, f"the generator {obj.__qualname__} {reason}")
+        capturing.report_missing(obj, f"the generator {obj.__qualname__} {reason}")
         return None
     return "suspended", yield_number(obj), dict(sorted(frame.f_locals.items()))
 
@@ -160,7 +166,10 @@ def generator_state(obj: Any, capturing: Capturing) -> tuple[Any, ...] | None:
 def reason_not_captured(
     obj: types.GeneratorType[Any, Any, Any], state: str, project: Any
 ) -> str | None:
-    """Return why a started generator cannot be captured, or None if it can."""
+    """Return why a generator that has started cannot be captured, or None if it can be.
+
+    `state` is its status as `inspect.getgeneratorstate` returns it.
+    """
     frame: Any = obj.gi_frame
     if state == inspect.GEN_RUNNING:
         return "is running"
@@ -168,15 +177,15 @@ def reason_not_captured(
         return "of a library is suspended in the middle, which cannot be saved"
     if yield_number(obj) < 0:
         return "is suspended at an unknown place"
-    held = sum(isinstance(value, LoopIterator) for value in frame.f_locals.values())
-    if held < loops_around(obj.gi_code, frame.f_lasti):
+    iterator_count = sum(isinstance(value, LoopIterator) for value in frame.f_locals.values())
+    if iterator_count < loops_around(obj.gi_code, frame.f_lasti):
         return "holds an iterator that cannot be seen (as in a generator expression)"
     return None
 
 
 @cache
 def yields_of(code: types.CodeType) -> tuple[int, ...]:
-    """Return the offsets of the yields in a function."""
+    """Return the bytecode offsets of the yields in a function."""
     return tuple(
         instruction.offset
         for instruction in dis.get_instructions(code)
@@ -186,7 +195,7 @@ def yields_of(code: types.CodeType) -> tuple[int, ...]:
 
 @cache
 def loops_around(code: types.CodeType, offset: int) -> int:
-    """Return how many `for` loops and `yield from` are active at an offset."""
+    """Return how many `for` loops and `yield from` expressions are active at a bytecode offset of a function."""
     count = 0
     delegation = None
     for instruction in dis.get_instructions(code):
@@ -200,60 +209,73 @@ def loops_around(code: types.CodeType, offset: int) -> int:
 
 
 def yield_number(obj: types.GeneratorType[Any, Any, Any]) -> int:
-    """Return the number of the yield that a generator is suspended at, -1 if at none."""
+    """Return the number of the yield at which a generator is suspended, counted in its function; -1 if unknown."""
     yields = yields_of(obj.gi_code)
     frame: Any = obj.gi_frame
-    # since Python 3.13, `f_lasti` is the RESUME after the yield: one instruction of two bytes further
+    # since Python 3.13, `f_lasti` is the offset of the RESUME instruction, which is two bytes after the yield
     offsets = (frame.f_lasti, frame.f_lasti - 2)
     return next((yields.index(offset) for offset in offsets if offset in yields), -1)
 
 
 def function_of(obj: types.GeneratorType[Any, Any, Any]) -> types.FunctionType | None:
-    """Return the function that a generator runs."""
-    for held in gc.get_referents(obj):
-        if isinstance(held, types.FunctionType) and held.__code__ is obj.gi_code:
-            return held
+    """Return the function that a generator runs, or None if the generator does not refer to it."""
+    for referent in gc.get_referents(obj):
+        if isinstance(referent, types.FunctionType) and referent.__code__ is obj.gi_code:
+            return referent
     return None
 
 
 def generator_recipe(obj: Any, capturing: Capturing) -> tuple[Any, ...] | None:
-    """Return (function, arguments, number of positional arguments, state) of a generator, or None."""
+    """Return (function, arguments, number of positional arguments, state) to create a generator again.
+
+    The function is None for a generator that has ended. Report a generator that cannot be created again, and return
+    None for it.
+    """
     state = generator_state(obj, capturing)
     if state is None:
         return None
     if state[0] == "over":
         return None, (), 0, state
     if state[0] == "running":
-        capturing.miss(
+        capturing.report_missing(
             obj, f"the generator {obj.__qualname__} was started in the loop and is running"
         )
         return None
     function = function_of(obj)
     if function is None:
-        capturing.miss(obj, f"the function of the generator {obj.__qualname__} cannot be found")
+        capturing.report_missing(
+            obj, f"the function of the generator {obj.__qualname__} cannot be found"
+        )
         return None
     if function.__closure__ and id(function) not in capturing.anchors.index:
-        capturing.miss(obj, f"the generator {obj.__qualname__} is of a function made in the loop")
+        capturing.report_missing(
+            obj, f"the generator {obj.__qualname__} is of a function made in the loop"
+        )
         return None
     code = obj.gi_code
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     variables = obj.gi_frame.f_locals
     flags = bool(code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS))
     if flags or any(name not in variables for name in names):
-        capturing.miss(obj, f"the arguments of the generator {obj.__qualname__} cannot be found")
+        capturing.report_missing(
+            obj, f"the arguments of the generator {obj.__qualname__} cannot be found"
+        )
         return None
     return function, tuple((name, variables[name]) for name in names), code.co_argcount, state
 
 
 def make_generator(function: Any, arguments: Sequence[tuple[str, Any]], count: int) -> Any:
-    """Return a new generator of `function`; the first `count` arguments go by position."""
+    """Return a new generator of `function`; the first `count` arguments are passed by position."""
     values = [value for _, value in arguments]
-    named = dict(arguments[count:])
-    return function(*values[:count], **named)
+    keyword_arguments = dict(arguments[count:])
+    return function(*values[:count], **keyword_arguments)
 
 
 def drive_to_yield(obj: Any, state: Sequence[Any] | None, name: str) -> None:
-    """Run a live generator to the yield in `state`; `set_locals` follows later."""
+    """Run a live generator to the yield in `state`, or close it; `set_locals` then restores its local variables.
+
+    `name` is the generator's name in errors.
+    """
     if state is None:
         return
     if state[0] == "over":
@@ -295,7 +317,7 @@ def _cannot_restore(name: str, why: str) -> StateError:
 
 
 def assign_locals(frame: types.FrameType, values: Mapping[str, Any]) -> None:
-    """Assign local variables of a running function or a suspended generator."""
+    """Assign local variables in the frame of a running function or a suspended generator."""
     variables = frame.f_locals
     changed = {k: v for k, v in values.items() if variables.get(k, _ABSENT) is not v}
     if not changed:
@@ -308,14 +330,14 @@ def assign_locals(frame: types.FrameType, values: Mapping[str, Any]) -> None:
 
 
 def set_locals(obj: Any, values: dict[str, Any]) -> None:
-    """Set the local variables of a suspended generator; its loops get the recorded iterators."""
+    """Set the local variables of a suspended generator; its loops continue with the recorded iterators."""
     frame: Any = obj.gi_frame
     current = frame.f_locals
     changed: dict[str, Any] = {}
     for name, value in values.items():
         old = current.get(name)
         if isinstance(old, LoopIterator) and isinstance(value, LoopIterator):
-            # the running loop refers to the old iterator: replace its source
+            # the running loop refers to the old iterator: replace the source of that iterator
             old.continue_with(value.source, value.count)
         else:
             changed[name] = value
@@ -323,15 +345,15 @@ def set_locals(obj: Any, values: dict[str, Any]) -> None:
 
 
 def sources_of(source: Any, project: Any) -> list[Any]:
-    """Return the project's generators, and the data loaders' iterators, that `source` draws from."""
+    """Return the generators of the project, and the iterators of data loaders, from which `source` draws."""
     sources: list[Any] = []
-    seen: set[int] = set()
+    visited_ids: set[int] = set()
     todo = [source]
     while todo:
         iterator = todo.pop()
-        if id(iterator) in seen or len(seen) > 50:
+        if id(iterator) in visited_ids or len(visited_ids) > 50:
             continue
-        seen.add(id(iterator))
+        visited_ids.add(id(iterator))
         if type(iterator) is types.GeneratorType:
             frame = iterator.gi_frame
             if frame is None:
@@ -344,12 +366,13 @@ def sources_of(source: Any, project: Any) -> list[Any]:
             if not getattr(iterator, "_num_workers", 0):
                 sources.append(iterator)
         elif type(iterator).__module__ in {"builtins", "itertools"} and _iterates(iterator):
-            for held in gc.get_referents(iterator):
-                inside = held if type(held) is tuple else (held,)  # as `zip` keeps them
-                todo += [part for part in inside if _iterates(part)]
+            for referent in gc.get_referents(iterator):
+                # `zip` has a tuple of its iterators
+                candidates = referent if type(referent) is tuple else (referent,)
+                todo += [candidate for candidate in candidates if _iterates(candidate)]
     return sources
 
 
 def _iterates(obj: object) -> bool:
-    """Return True if the type of `obj` is an iterator; calls no method of `obj`."""
+    """Return True if the class of `obj` is that of an iterator; call no method of `obj`."""
     return any("__next__" in vars(cls) for cls in type(obj).__mro__)

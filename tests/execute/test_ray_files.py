@@ -1,6 +1,6 @@
 """The checkpoints sent to a node are exactly those that its replay can reach."""
 
-from rearview.execute.ray_file_list import CheckpointUse, reachable_checkpoints
+from rearview.execute.ray_files import CheckpointUse, reachable_checkpoints
 from rearview.model import Checkpoint, CheckpointMeta, LoopStep, Point, SegmentFile
 
 EPOCH = "train.py:<module>:0:epoch"

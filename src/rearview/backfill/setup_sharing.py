@@ -1,13 +1,12 @@
-"""Which parts of their set-up the segments of a backfill share, so that each part runs once.
+"""Find the parts of the set-up that several segments of a backfill can share, so that each part runs only once.
 
-Segments of different runs share the first statements of their scripts, up to the first that differs.
-Segments of one run share everything up to the main loop. Some set-ups cannot be shared, or only in part, which
-shows only when they run (`runtime/replay/setup_process.py`); the reasons are remembered here, for `--explain` and for
-the next backfill.
+Segments of different runs share the first statements of their scripts, up to the first statement that differs. Segments
+of one run share all statements before the main loop. That a set-up cannot be shared, or only in part, may show only when
+it runs (`runtime/replay/setup_process.py`); the obstacle is stored for `--explain` and for the next backfill.
 
-Imports come first: importing a library such as torch takes seconds. One process imports the leading imports of
-several replays once and is then forked for each of them (`leading_imports`). That is done only for imports that
-come before anything else that the program does, and only for libraries that are known to tolerate it.
+The first part are imports, because importing a library such as torch takes seconds. One process executes the leading
+imports of several replays (`leading_imports`) and is then forked for each replay. These are only imports that come
+before anything else that the program does, of libraries that are known to work after a fork.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from rearview.backfill.run_facts import RunRequest
 from rearview.execute.executor import SetupStage
 from rearview.execute.replay_jobs import script_of
 from rearview.model import Run, Segment
-from rearview.model.messages import SetupStart
+from rearview.model.process_messages import SetupStart
 from rearview.model.run import is_notebook
 from rearview.model.wording import plural
 from rearview.source.cells import code_hash, imported_modules, only_defines
@@ -37,10 +36,10 @@ from rearview.source.loops import MODULE, loop_ids
 from rearview.store.files import make_folder, publish
 
 WORTH_SHARING = 0.3
-"""Seconds of set-up, without imports of libraries, from which on it is shared."""
+"""Least seconds of a set-up, without imports of libraries, for which it is worth sharing."""
 _FILE = "shared-setup.json"
 _MOST_OBSTACLES = 200
-"""Most obstacles that are remembered; the oldest are forgotten."""
+"""Number of obstacles that are stored; the oldest are removed."""
 
 LIBRARIES = frozenset(
     {
@@ -57,11 +56,13 @@ _LAZY = {
         "import torch._dynamo",
     )
 }
-"""By library: a word in the source which shows that the library will import more when it is used, words
-after which that import must not come earlier, and the import."""
+"""Library -> (a word in the source that shows that the library will import another module when it is used, words that
+show that the program may change the effect of this import, the import).
+"""
 _IMPORTED_BY_US = "rearview"
+"""A library that every replay has imported before the program begins."""
 _MAX_FILES = 8
-"""Files of the project that are followed from import to import."""
+"""Most files of the project that are read to follow imports from one to the next."""
 
 
 def leading_imports(
@@ -71,12 +72,12 @@ def leading_imports(
     module: bool = False,
     ran: Collection[str] | None = None,
 ) -> tuple[str, ...]:
-    r"""Return the imports of installed libraries that come before anything else a program does.
+    r"""Return the imports of installed libraries with which a program begins.
 
-    `entry` is the path of its script among `files`, or the name of its module; `ran` are the files
-    that the run executed, if that is known. The program has executed nothing before these imports, so
-    executing them earlier changes nothing. They end at the first import of a library that is not known
-    to tolerate this, and at any statement that could change the meaning of an import.
+    `entry` is the path of the script among `files`, or the name of the module if `module`; `ran` are the paths of the
+    files that the run executed, if that is known. The program has executed nothing before these imports, so executing
+    them earlier changes nothing. They end before the first import of a library that may not work after a fork, and
+    before any statement that could change the meaning of an import.
 
     >>> text = b"'''Train.'''\nimport os, torch\nfrom torch import nn\nRATE = 0.1\nimport jax, numpy"
     >>> leading_imports({"train.py": text}, "train.py")
@@ -97,28 +98,28 @@ def leading_imports(
 
 
 def _lazy_imports(statements: Collection[str], texts: Collection[bytes]) -> Iterator[str]:
-    """Yield imports that libraries do when they are first used.
+    """Yield the imports that the imported libraries will do when they are first used.
 
-    An import is left out if the program may do something first that changes its effect.
+    An import is left out if the program may change its effect before that.
     """
     libraries = {statement.split()[1].partition(".")[0] for statement in statements}
-    for library, (sign, obstacles, statement) in _LAZY.items():
-        changed = any(obstacle in text for text in texts for obstacle in obstacles)
-        if library in libraries and any(sign in text for text in texts) and not changed:
+    for library, (use, changes, statement) in _LAZY.items():
+        changed = any(change in text for text in texts for change in changes)
+        if library in libraries and any(use in text for text in texts) and not changed:
             yield statement
 
 
 class _ImportReader:
-    """Reads the files of one version."""
+    """Reads the leading imports from the files of one version."""
 
     def __init__(self, files: Mapping[str, bytes], search: str) -> None:
         self._files = files
         self._search = search
-        """Folder in which the program looks for modules of its own."""
-        self._seen: set[str] = set()
+        """Folder in which the program looks for modules of the project."""
+        self._read_paths: set[str] = set()
 
     def packages(self, name: str) -> Iterator[str]:
-        """Yield the files that are executed for a module of the program, in order."""
+        """Yield the files that Python executes to import the module `name` of the project, in order."""
         parts = name.split(".")
         for count in range(1, len(parts)):
             init = self._path(*parts[:count], "__init__.py")
@@ -131,10 +132,14 @@ class _ImportReader:
                 return
 
     def read(self, path: str) -> tuple[list[str], bool]:
-        """Return the leading imports of a file, and True if it contains nothing else."""
-        if path in self._seen or len(self._seen) >= _MAX_FILES or path not in self._files:
+        """Return (leading imports of a file, True if the file contains nothing else)."""
+        if (
+            path in self._read_paths
+            or len(self._read_paths) >= _MAX_FILES
+            or path not in self._files
+        ):
             return [], False
-        self._seen.add(path)
+        self._read_paths.add(path)
         statements: list[str] = []
         for statement in _first_imports(self._files[path]):
             if statement is None:
@@ -150,7 +155,7 @@ class _ImportReader:
         return statements, True
 
     def _follow(self, name: str) -> list[str]:
-        """Return the leading imports of a module of the project, which is executed next."""
+        """Return the leading imports of the module `name` of the project, which is imported next."""
         statements: list[str] = []
         for path in self.packages(name):
             imports, only_imports = self.read(path)
@@ -160,7 +165,7 @@ class _ImportReader:
         return statements
 
     def _is_own(self, name: str) -> bool:
-        """Return True if the project has a module of that name, which Python would find first."""
+        """Return True if the project has a module `name`, which Python would find before a library."""
         folder = self._path(name) + "/"
         return self._path(f"{name}.py") in self._files or any(
             path.startswith(folder) for path in self._files
@@ -172,9 +177,9 @@ class _ImportReader:
 
 @lru_cache(maxsize=1024)
 def _first_imports(text: bytes) -> tuple[str | None, ...]:
-    """Return the import statements that a file starts with; None at the end if other code follows.
+    """Return the import statements with which a file begins, and None as the last item if other code follows.
 
-    Assignments of constants in between are skipped.
+    Assignments of constants between the imports are skipped.
     """
     try:
         body = ast.parse(text).body
@@ -192,7 +197,7 @@ def _first_imports(text: bytes) -> tuple[str | None, ...]:
 
 
 def _does_nothing(node: ast.stmt) -> bool:
-    """Return True if a statement is a docstring or binds names of the program to constants."""
+    """Return True if a statement is a docstring or binds variables to constants."""
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Constant)
     return (
@@ -205,31 +210,38 @@ def _does_nothing(node: ast.stmt) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Lead:
-    """How the replays of a run start; replays of two runs with equal leads can share their start."""
+class LeadingImports:
+    """The imports with which the program of a run begins, and the settings under which they are executed.
+
+    The replays of all runs in which these are equal can be forked from one process.
+    """
 
     imports: tuple[str, ...] = ()
     hash_seed: str = ""
+    """The seed of Python's hashes."""
     threads: tuple[tuple[str, str], ...] = ()
+    """Environment variables that set the number of threads, with their values."""
 
 
-def lead_of(run: Run, files: Mapping[str, bytes], home: str) -> Lead | None:
-    """Return how replays of a run that execute `files` start; None if they can share nothing.
+def leading_imports_of(
+    run: Run, files: Mapping[str, bytes], recorded_root: str
+) -> LeadingImports | None:
+    """Return the leading imports of replays of a run that execute `files`; None if they cannot be shared.
 
-    `home` is the folder of the project when the run was recorded.
+    `recorded_root` is the folder of the project at the time when the run was recorded.
     """
     facts = run.facts
     if not facts.watched or is_notebook(facts.target or ""):
         return None
-    entry = (facts.target or "") if facts.module else script_of(run, home)
+    entry = (facts.target or "") if facts.module else script_of(run, recorded_root)
     imports = leading_imports(files, entry, module=facts.module, ran=run.end.files)
     threads = tuple(sorted(facts.threads.items()))
-    return Lead(imports, facts.hash_seed, threads)
+    return LeadingImports(imports, facts.hash_seed, threads)
 
 
-def import_seconds(run: Run, lead: Lead) -> float:
-    """Return how many seconds the run spent on the imports that its replays can share."""
-    modules = [f"{statement.split()[1]}." for statement in lead.imports]
+def import_seconds(run: Run, leading: LeadingImports) -> float:
+    """Return how many seconds the run spent on its leading imports."""
+    modules = [f"{statement.split()[1]}." for statement in leading.imports]
     seconds = run.end.imports
     return sum(
         spent
@@ -238,64 +250,70 @@ def import_seconds(run: Run, lead: Lead) -> float:
     )
 
 
-def runs_with_earlier_lead(leads: Mapping[str, Lead | None]) -> set[str]:
-    """Return the runs whose lead an earlier run has too.
+def runs_with_earlier_imports(leading_by_run: Mapping[str, LeadingImports | None]) -> set[str]:
+    """Return the runs whose leading imports are equal to those of an earlier run in the mapping.
 
-    >>> same = Lead(("import torch",))
-    >>> runs_with_earlier_lead({"a": same, "b": None, "c": same, "d": Lead(("import numpy",))})
+    >>> torch, numpy = LeadingImports(("import torch",)), LeadingImports(("import numpy",))
+    >>> runs_with_earlier_imports({"a": torch, "b": None, "c": torch, "d": numpy})
     {'c'}
     """
-    earlier_leads: set[Lead] = set()
-    followers: set[str] = set()
-    for run, lead in leads.items():
-        if lead in earlier_leads:
-            followers.add(run)
-        elif lead is not None:
-            earlier_leads.add(lead)
-    return followers
+    earlier_imports: set[LeadingImports] = set()
+    sharing_runs: set[str] = set()
+    for run, leading in leading_by_run.items():
+        if leading in earlier_imports:
+            sharing_runs.add(run)
+        elif leading is not None:
+            earlier_imports.add(leading)
+    return sharing_runs
 
 
 @dataclass(frozen=True, slots=True)
 class SetupText:
-    """The statements of a script before its main loop, as hashes.
-
-    `prefixes[k]` is a hash of the first k statements and of everything that they depend on and that is known
-    before they run: arguments, working folder, the project's modules. Runs with equal hashes can share them.
-    """
+    """Hashes of the statements of a script before its main loop."""
 
     prefixes: tuple[str, ...] = ()
-    first_worth: int = 0
-    """Number of leading statements that only import, define functions or assign constants."""
+    """Item k is a hash of the first k statements and of what is known to affect them before they run: arguments,
+    working folder, modules of the project. Runs in which item k is equal can share the first k statements.
+    """
+    cheap_statements: int = 0
+    """Number of statements at the beginning that only import, define functions or assign constants."""
 
 
-def setup_text(run: Run, files: Mapping[str, bytes], home: str) -> SetupText:
-    """Return the set-up of a run whose replays execute `files`; `home` is the folder of the project."""
+def setup_text(run: Run, files: Mapping[str, bytes], recorded_root: str) -> SetupText:
+    """Return the hashes of the set-up of a run whose replays execute `files`.
+
+    `recorded_root` is the folder of the project at the time when the run was recorded.
+    """
     facts = run.facts
-    script = script_of(run, home)
+    script = script_of(run, recorded_root)
     if facts.module or facts.cells or script not in files:
         return SetupText()
     modules = {
         path: data for path, data in files.items() if path.endswith(".py") and path != script
     }
     executed = {path: modules[path] for path in run.end.files or modules if path in modules}
-    own = {PurePosixPath(path).parts[0].removesuffix(".py") for path in modules}
-    started = (script, facts.target, run.argv, sorted(facts.given.items()), run.cwd, home)
+    own_modules = {PurePosixPath(path).parts[0].removesuffix(".py") for path in modules}
+    started = (script, facts.target, run.argv, sorted(facts.given.items()), run.cwd, recorded_root)
     rules = (facts.clock, facts.autolog, facts.hash_seed, sorted(facts.threads.items()))
     digest = _digest(started, rules)
     statements = _statements(files[script], run.end.main.site or "", script)
-    prefixes, first_worth = [digest], 0
+    prefixes, cheap_statements = [digest], 0
     with_modules = False
     for number, text in enumerate(statements):
-        if not with_modules and imported_modules(text) & own:
+        if not with_modules and imported_modules(text) & own_modules:
             with_modules = True
             digest = _digest(
                 digest, sorted((path, _digest(data)) for path, data in executed.items())
             )
         digest = _digest(digest, code_hash(text))
         prefixes.append(digest)
-        if first_worth == number and only_defines(text) and not imported_modules(text) & own:
-            first_worth = number + 1
-    return SetupText(tuple(prefixes), first_worth)
+        if (
+            cheap_statements == number
+            and only_defines(text)
+            and not imported_modules(text) & own_modules
+        ):
+            cheap_statements = number + 1
+    return SetupText(tuple(prefixes), cheap_statements)
 
 
 def _digest(*parts: object) -> str:
@@ -304,7 +322,7 @@ def _digest(*parts: object) -> str:
 
 @lru_cache(maxsize=256)
 def _statements(data: bytes, main: str, path: str) -> tuple[str, ...]:
-    """Return the top-level statements of a script before the one with the loop `main`."""
+    """Return the top-level statements of a script before the statement that contains the loop `main`."""
     try:
         tree = ast.parse(data)
     except (SyntaxError, ValueError):
@@ -323,31 +341,33 @@ def _statements(data: bytes, main: str, path: str) -> tuple[str, ...]:
 
 
 class RunSetup(Protocol):
-    """The set-up of a run that is to be replayed."""
+    """A run that is to be replayed, as far as its set-up is concerned (`prepare_run.PreparedRun`)."""
 
     @property
     def request(self) -> RunRequest:
         """The values that are requested of the run."""
 
     @property
-    def lead(self) -> Lead | None:
-        """How its replays start; None if they can share nothing."""
+    def leading_imports(self) -> LeadingImports | None:
+        """The imports with which the program begins; None if other replays cannot share them."""
 
     @property
     def setup(self) -> SetupText:
-        """Its statements before the main loop."""
+        """Hashes of the statements before the main loop."""
 
     @property
     def setup_seconds(self) -> float:
-        """Seconds of its set-up, without the imports of `lead`."""
+        """Seconds of the set-up without the leading imports."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedStages:
-    """The parts of set-ups that a plan shares, by run, and sentences about them."""
+    """The parts of set-ups that the segments of a plan share."""
 
     stages: Mapping[str, tuple[SetupStage, ...]]
+    """Id of a run -> the shared parts of its set-up, in their order."""
     sentences: tuple[str, ...] = ()
+    """Sentences for the user on what is shared, and why other parts are not."""
 
 
 def shared_stages(
@@ -355,15 +375,16 @@ def shared_stages(
     segments: Sequence[Segment],
     obstacles: Mapping[str, SharingObstacle],
 ) -> SharedStages:
-    """Return which parts of their set-up the segments of a plan share.
+    """Return which parts of the set-up the segments of a plan share.
 
-    `obstacles` are those that earlier backfills met, by the key of the part.
+    `obstacles` are those that stopped the sharing in earlier backfills, by the key of the part.
     """
     counts = Counter(segment.run for segment in segments)
     worth = {
         run: prepared[run]
         for run in counts
-        if prepared[run].lead is not None and prepared[run].setup_seconds >= WORTH_SHARING
+        if prepared[run].leading_imports is not None
+        and prepared[run].setup_seconds >= WORTH_SHARING
     }
     depths = _common_depths({run: each.setup for run, each in worth.items()})
     stages: dict[str, tuple[SetupStage, ...]] = {}
@@ -411,12 +432,16 @@ def _runs(runs: Sequence[str]) -> str:
 
 
 def _common_depths(texts: Mapping[str, SetupText]) -> dict[str, list[int]]:
-    """Return, by run, how many first statements it shares with other runs: a number for each group of runs."""
+    """Return id of a run -> how many of its first statements it shares with other runs.
+
+    There is a number for each group of runs with which it shares: it may share many statements with a few runs, and
+    fewer with more runs.
+    """
     holders = Counter(prefix for text in texts.values() for prefix in text.prefixes)
     depths: dict[str, list[int]] = {}
     for run, text in texts.items():
         own_depths = []
-        for depth in range(text.first_worth + 1, len(text.prefixes)):
+        for depth in range(text.cheap_statements + 1, len(text.prefixes)):
             shared = holders[text.prefixes[depth]]
             following = holders[text.prefixes[depth + 1]] if depth + 1 < len(text.prefixes) else 0
             if shared > 1 and following < shared:
@@ -426,7 +451,7 @@ def _common_depths(texts: Mapping[str, SetupText]) -> dict[str, list[int]]:
 
 
 def _loops_of(prepared: RunSetup) -> tuple[str, ...]:
-    """Return the loops before which a shared set-up ends: the main loop, and those with probes in them."""
+    """Return the loops before which a shared set-up ends: the main loop, and the outermost loops around probes."""
     request = prepared.request
     chains = [
         chain for probe in request.requested for chain in (*probe.paths, *probe.feeding_paths)
@@ -438,22 +463,22 @@ def _loops_of(prepared: RunSetup) -> tuple[str, ...]:
 def _is_divided(prepared: RunSetup, segments: Sequence[Segment]) -> bool:
     """Return True if all segments of a run are parts of its main loop."""
     request = prepared.request
-    own = [segment for segment in segments if segment.run == request.run.id]
+    run_segments = [segment for segment in segments if segment.run == request.run.id]
     return request.main_entered_once and all(
-        segment.loop == request.main_loop and not segment.rerun for segment in own
+        segment.loop == request.main_loop and not segment.rerun for segment in run_segments
     )
 
 
 class SharingObstacle(msgspec.Struct, frozen=True):
-    """Why a part of a set-up was not shared, or not to its end."""
+    """The reason why a part of a set-up was not shared, or not to its end."""
 
     text: str
     usable: bool = True
-    """Whether the statements before the obstacle were shared."""
+    """Whether the statements before the obstacle can be shared."""
 
 
 def read_obstacles(cache: Path) -> dict[str, SharingObstacle]:
-    """Return the obstacles that earlier backfills met, by the key of the part of a set-up."""
+    """Return key of a part of a set-up -> the obstacle that stopped its sharing in an earlier backfill."""
     try:
         data = (cache / _FILE).read_bytes()
         return msgspec.json.decode(data, type=dict[str, SharingObstacle])
@@ -462,7 +487,10 @@ def read_obstacles(cache: Path) -> dict[str, SharingObstacle]:
 
 
 def save_obstacles(cache: Path, reasons: Mapping[str, tuple[str, bool]]) -> None:
-    """Remember why parts of set-ups were not shared; if the folder cannot be written, they are met again."""
+    """Store why parts of set-ups were not shared; `reasons` is key -> (text, usable).
+
+    If the folder cannot be written, the next backfill meets these obstacles again.
+    """
     if not reasons:
         return
     obstacles = read_obstacles(cache)

@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from rearview.backfill.shared_setup import (
+from rearview.backfill.setup_sharing import (
     SetupText,
     SharingObstacle,
     _common_depths,

@@ -11,7 +11,7 @@ import torch
 
 from rearview.source.instrument import HOOK, ITER, WALK, instrument
 from rearview.state.codecs import data_loaders
-from rearview.state.codecs.generators import LoopIterator, sources_of
+from rearview.state.codecs.suspended_generators import LoopIterator, sources_of
 
 
 @pytest.fixture
