@@ -16,7 +16,7 @@ from imports import MODULES, PUBLIC, SRC, room_edges, room_of  # noqa: E402 - af
 
 FACE = "import rearview"
 """The public face: it loads names from rooms on first use, and outer rooms import only it."""
-NOT_DRAWN = {"__main__", "errors", "config", "durable_files", "media", "watched_folders"}
+NOT_DRAWN = {"__main__", "errors", "config", "durable_files", "media", "opened_files"}
 """Single modules that nearly every room imports, and the entry of `python -m`."""
 FITS = 30
 """Letters of a purpose that fit into a box."""
@@ -169,7 +169,7 @@ def _box(room: str, inner: list[str], x: float, y: float) -> str:
     texts = [
         (room, 20, 15, "bold"),
         (purpose(room), 37, 10.5, "normal"),
-        (below, 53, 10.5, "normal"),
+        (below, 53, round(min(10.5, 350 / max(1, len(below))), 1), "normal"),  # fits into the box
     ]
     written = "".join(
         f'<text x="{x + WIDTH / 2:g}" y="{y + down:g}" font-size="{size}" font-weight="{weight}" '

@@ -3,6 +3,7 @@
 import ast
 import gc
 import os
+import sys
 import tempfile
 from pathlib import Path
 
@@ -24,6 +25,11 @@ settings.load_profile("patient")
 # Tests fork to be killed. Clients of servers that the parent left behind must not be collected in
 # such a child: on their way out they wait for threads that only the parent has, or crash.
 os.register_at_fork(after_in_child=gc.freeze)
+
+# pytest keeps the tests that it has rewritten in __pycache__, also where no bytecode is to be written: to rewrite
+# all of them takes each worker longer than to import them.
+_WRITES_NO_BYTECODE = sys.dont_write_bytecode
+sys.dont_write_bytecode = False
 
 LIBRARIES = ("torch", "torch._dynamo")
 """What takes several seconds to import, and what many libraries import first."""
@@ -62,7 +68,7 @@ _SECONDS = {
     "multiversion/": 2,
     "journeys/test_small_programs": 0.6,
     "journeys/": 1.5,
-    "runtime/capture/test_captured_loggers": 8,
+    "runtime/observed_values/test_logger_patches": 8,
     "runtime/test_kills": 8,
     "runtime/test_as_iterated": 0.02,
     "backfill/": 1,
@@ -91,6 +97,11 @@ def warm_kernel():
     """Kernels of notebooks are forked from a process that has imported what each of them needs."""
     with warm_starts("ipykernel.kernelapp", "rearview.runtime.cells.cached_kernel"):
         yield
+
+
+def pytest_collection_finish():
+    """Let tests find the setting of the interpreter as it was."""
+    sys.dont_write_bytecode = _WRITES_NO_BYTECODE
 
 
 def pytest_collection_modifyitems(items):

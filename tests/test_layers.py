@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "__main__": "cli",
     "errors": "",
     "durable_files": "",
-    "watched_folders": "",
+    "opened_files": "",
     "config": "errors",
     "model": "",
     "media": "errors",
@@ -48,14 +48,14 @@ MAY_IMPORT = {
     "checkpointer/published": "checkpointer",
     # inside the user's process
     "runtime": (
-        "checkpointer config energy errors model remote runtime/capture runtime/cells runtime/replay "
-        "runtime/sandbox runtime/saving source source/probes state state/codecs store "
+        "checkpointer config energy errors model remote runtime/cells runtime/observed_values "
+        "runtime/replay runtime/sandbox runtime/saving source source/probes state state/codecs store "
         "store/checkpoints store/maintenance store/versions"
     ),
-    "runtime/capture": "model runtime runtime/sandbox source store",
     "runtime/cells": (
-        "errors model runtime runtime/sandbox source state state/codecs store watched_folders"
+        "errors model runtime runtime/sandbox source state state/codecs store opened_files"
     ),
+    "runtime/observed_values": "model runtime runtime/sandbox source store",
     "runtime/replay": (
         "checkpointer config errors model runtime runtime/sandbox source state/codecs store "
         "store/checkpoints store/tables"
@@ -75,7 +75,7 @@ MAY_IMPORT = {
     # many versions as one tree
     "multiversion": (
         "config errors model plan/versions source store store/checkpoints store/versions "
-        "watched_folders"
+        "opened_files"
     ),
     # a logger in another process: knows nothing of recorded runs
     "background_logger": "config errors model",

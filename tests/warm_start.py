@@ -40,7 +40,7 @@ USUAL = {
 }
 """What a program that can be forked is started with."""
 RUN = ("rearview.cli.main", "rearview.cli.run", "rearview._history.run_command")
-ASK = (*RUN, "rearview.backfill.backfill", "rearview.store.tables.tables", "duckdb")
+ASK = (*RUN, "rearview.backfill.backfill", "rearview.store.tables.answer_queries", "duckdb")
 """What commands import that record a program, and all others."""
 
 
@@ -56,7 +56,11 @@ class WarmProcesses:
         """Return the process number of a command; None if there are too many warm processes."""
         environment = request["environment"] | {"PYTHONPATH": SOURCE}
         words = request["command"][3:]
-        modules = self.libraries if not words else RUN if words[0] == "run" else ASK
+        records = not words or words[0] == "run"
+        modules = (
+            *(() if not words else RUN if records else ASK),
+            *(self.libraries if records else ()),
+        )
         fixed = sorted(pair for pair in environment.items() if pair[0].startswith(FIXED))
         with self.lock:
             key = (modules, *fixed)
@@ -107,7 +111,7 @@ atexit.register(PROCESSES.close)
 def warm_starts(*libraries):
     """Let `subprocess` fork recorded programs that are started in this context.
 
-    Programs that are started directly, not by a command, find these libraries imported.
+    Programs find these libraries imported.
     """
     usual = subprocess.Popen._execute_child
     names = inspect.signature(usual)

@@ -41,7 +41,7 @@ from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import papermill_engines
 from papermill.exceptions import PapermillExecutionError
 
-from rearview.notebook.engine import RearviewEngine
+from rearview.notebook.papermill_engine import RearviewEngine
 
 EDITS = 5
 LIMIT = 300

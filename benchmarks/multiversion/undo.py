@@ -17,8 +17,7 @@ from time import perf_counter
 
 from IPython.core.interactiveshell import InteractiveShell
 
-from rearview.notebook.magics import register
-from rearview.notebook.undo import size_of
+from rearview.notebook.undo import register, size_of
 
 KINDS = {
     "ten arrays": (

@@ -23,9 +23,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rearview.durable_files import add_check
-from rearview.store.files import encode
+from rearview.store.json_files import encode
 from rearview.store.project import Project
-from rearview.store.tables.seal import FORMAT, NameSummary, Summary, write_check
+from rearview.store.tables.convert_to_parquet import FORMAT, NameSummary, Summary, write_check
 
 BEGAN = 1_760_000_000.0
 SCHEMA = pa.schema(

@@ -1,4 +1,4 @@
-"""Settings of a project: defaults, `.rearview/config.toml`, environment variables."""
+"""The settings of a project, read from `.rearview/config.toml` and from environment variables, with defaults."""
 
 from __future__ import annotations
 
@@ -19,72 +19,77 @@ SOURCES = (
 )
 """Sources from which values can be captured."""
 ON_REQUEST = frozenset({"logging"})
-"""Sources that "all" does not include."""
+"""Sources that the setting `capture = "all"` does not include."""
 
 
 _NOTEBOOK = 0.02
-"""Default of `epsilon` for a notebook: all costs of recording together should stay below 3 %."""
+"""Default of `epsilon` for a notebook, with which all costs of recording together should be below 3 %."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings of a user: `[rearview]` in `.rearview/config.toml`, or `REARVIEW_<NAME>`.
+    """The settings of a project: the table `[rearview]` in `.rearview/config.toml`, or variables `REARVIEW_<NAME>`.
 
-    The environment wins over the file, the file over the default.
+    An environment variable overrides the file, and the file overrides the default.
     """
 
     epsilon: float = 0.0667
-    """Share of training time that recording may cost, by default 0.02 for a notebook; with 0 no checkpoints
-    are saved."""
+    """Share of the training time that recording may cost; the default for a notebook is 0.02. With 0, no
+    checkpoints are saved."""
     every: bool = False
-    """Checkpoint at every boundary of the outermost loop, without regard to its cost."""
+    """Save a checkpoint after every iteration of the outermost loop, regardless of the cost."""
     staging: int = 0
-    """Most bytes of staging memory; 0 is as much as the changed bytes of one checkpoint, at least 16 MB."""
+    """Most bytes of staging memory; 0 means the size of the changed bytes of one checkpoint, at least 16 MB."""
     budget: int = 0
-    """Most bytes that the checkpoints of a project may take; 0 is no bound."""
+    """Most bytes that the checkpoints of a project may take; 0 means no bound."""
     max_source: int = 1_000_000
-    """Files larger than this many bytes are not part of a version."""
+    """Most bytes of a source file; larger files are not part of a version."""
     shared: Literal["never", "group"] = "never"
     """Who may read and write the store: only its owner (`never`), or also the `group` of its folder."""
     autolog: bool = False
     """Log every scalar that is assigned in a loop."""
     capture: str = "all"
-    """What is captured from programs in addition to their log calls: "all", "none", a list such as
-    "parameters,wandb", or what to leave out: "-assigned,-printed"; see capture.md."""
+    """Sources from which values are captured in addition to log calls: "all", "none", a list such as
+    "parameters,wandb", or a list of sources to leave out, such as "-assigned,-printed"; see capture.md."""
     closing_lines: Literal["auto", "always", "never"] = "auto"
-    """Whether `rearview run` ends with lines about what was recorded: "auto" where standard error is a
-    terminal, "always" or "never"."""
+    """Whether `rearview run` prints at its end what was recorded: "always", "never", or "auto", which means if
+    standard error is a terminal."""
     heartbeat: float = 10.0
     """Seconds between signs of life of a run."""
     workers: int = 0
-    """Replay processes; 0 is one per core."""
+    """Number of replay processes; 0 means one per core."""
     gpus: float = 0.0
-    """Accelerators that each segment gets on a Ray cluster; 0.5 is half of one."""
+    """Number of accelerators that each segment gets on a Ray cluster; 0.5 means half an accelerator."""
     huge_pages: bool = True
-    """Give recorded programs huge memory pages, if the system has them."""
+    """Give recorded programs huge memory pages, if the system supports them."""
     shared_start: bool = True
-    """Fork local replays that start with the same imports, or the same set-up, from one process that has done them."""
+    """If several local replays begin with equal imports or an equal set-up, do this work once, in one process, from which the
+    replays are forked."""
     rerun: bool = True
-    """Run again from the start, in one process, where restoring checkpoints would not be noticeably faster."""
+    """Run a program again from its start, in one process, if restoring checkpoints would not be noticeably faster."""
     grid: str = "energy-charts:de"
-    """Service that reports the power in the grid, and the place it reports on; see green.md."""
+    """Service that reports on the power in the grid, and the region; see green.md."""
     compress: Literal["auto", "never"] = "auto"
-    """Compress large parts of state if that pays (`auto`), or `never`."""
+    """Whether to compress large parts of checkpoints: `auto` means if compressing pays."""
     propagation: float = 0.7
-    """Least certainty, from 0 to 1, of a statement's place in a past version; below it Rearview refuses."""
+    """Least certainty, from 0 to 1, with which Rearview must know where a statement belongs in a past version;
+    below, the version is refused."""
     background_memory: int = 256 << 20
-    """Bytes that calls waiting for a background writer may take; a call waits while there is no room."""
+    """Most bytes of the log calls that wait for a background writer; further calls block the program."""
     trust: Literal["auto", "yes", "no"] = "auto"
-    """Run and unpickle what is in the store: `auto` if it was made here or trusted by `rearview trust`,
-    `yes` (only in the environment), or `no`."""
+    """Whether code of the store may be run and its pickles loaded: `auto` means if the store was made here or was
+    trusted by `rearview trust`; `yes` is only accepted from the environment."""
 
     @classmethod
     def read(cls, folder: Path | None = None, env: Mapping[str, str] | None = None) -> Settings:
-        """Return the settings of the project whose store is `folder`."""
+        """Return the settings of the project whose store is `folder`, from its file and from the variables `env`.
+
+        If `env` is None, the environment variables of this process are used.
+        """
         values: dict[str, Any] = {}
         file = folder / "config.toml" if folder else None
         if file is not None and file.is_file():
-            import tomllib  # few projects have settings
+            import tomllib  # imported here, because few projects have a file of settings
 
             try:
                 table = tomllib.loads(file.read_text("utf-8"))
@@ -112,11 +117,11 @@ class Settings:
         words = set(self.capture.replace(",", " ").lower().split())
         if source in words:
             return True
-        plain = source not in ON_REQUEST and f"-{source}" not in words
-        return plain and ("all" in words or all(word.startswith("-") for word in words))
+        included_by_all = source not in ON_REQUEST and f"-{source}" not in words
+        return included_by_all and ("all" in words or all(word.startswith("-") for word in words))
 
     def for_notebook(self) -> Settings:
-        """Return these settings with the default of `epsilon` that notebooks have.
+        """Return these settings for a notebook, whose default of `epsilon` is lower.
 
         >>> Settings().for_notebook().epsilon, Settings(epsilon=0.1).for_notebook().epsilon
         (0.02, 0.1)
@@ -124,20 +129,20 @@ class Settings:
         return replace(self, epsilon=_NOTEBOOK) if self.epsilon == Settings().epsilon else self
 
     def changed(self, values: Mapping[str, Any]) -> Settings:
-        """Return these settings with `values` replaced, each converted to its type.
+        """Return a copy of these settings with new `values`, each converted to the type of its setting.
 
         >>> Settings().changed({"epsilon": "0.1"}).epsilon
         0.1
         """
-        kinds = get_type_hints(type(self))
+        types = get_type_hints(type(self))
         converted: dict[str, Any] = {}
         for name, value in values.items():
-            if name not in kinds:
+            if name not in types:
                 raise UsageError(
-                    f"There is no setting {name!r}. The settings are: {', '.join(kinds)}.",
+                    f"There is no setting {name!r}. The settings are: {', '.join(types)}.",
                     slug="config",
                 )
-            converted[name] = _convert(name, value, kinds[name])
+            converted[name] = _convert(name, value, types[name])
         _check_sources(converted.get("capture", ""))
         return replace(self, **converted)
 
@@ -154,7 +159,7 @@ def _check_sources(text: str) -> None:
 
 
 def _yes_or_no(value: Any) -> Any:
-    """Return `"yes"` or `"no"` for a truth value of TOML or a shell; other values as they are.
+    """Return `"yes"` or `"no"` for a truth value in TOML or a shell variable; return other values unchanged.
 
     >>> _yes_or_no(False), _yes_or_no("1"), _yes_or_no("auto")
     ('no', 'yes', 'auto')
@@ -163,17 +168,18 @@ def _yes_or_no(value: Any) -> Any:
     return words.get(str(value).lower(), value)
 
 
-def _convert(name: str, value: Any, kind: Any) -> Any:
-    choices = get_args(kind)
+def _convert(name: str, value: Any, type_: Any) -> Any:
+    """Return `value` converted to the type of the setting `name`; raise if that is not possible."""
+    choices = get_args(type_)
     if "yes" in choices:
         value = _yes_or_no(value)
-    elif kind is bool and str(value).lower() in {"yes", "no"}:
+    elif type_ is bool and str(value).lower() in {"yes", "no"}:
         value = str(value).lower() == "yes"
     try:
-        return msgspec.convert(value, kind, strict=False)
+        return msgspec.convert(value, type_, strict=False)
     except msgspec.ValidationError as exc:
         if choices:
             fault, remedy = "", f"It may be {' or '.join(choices)}."
         else:
-            fault, remedy = f", which is not a {kind.__name__}", "Give it another value."
+            fault, remedy = f", which is not a {type_.__name__}", "Give it another value."
         raise UsageError(f"Setting {name} is {value!r}{fault}. {remedy}", slug="config") from exc

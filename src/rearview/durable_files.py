@@ -1,10 +1,10 @@
-"""Local files that appear whole or not at all and survive a power cut, and checksums that show damage in JSON.
+"""Write local files that appear whole or not at all and survive a power cut; and checksums that detect damaged JSON.
 
-Every room that writes files publishes them here, so that there is one answer to a kill at any instruction.
+All other modules write files with these functions, so that a process may be killed at any instruction.
 
-A checksum is the last field of a JSON object, or the last item of a list: the CRC of all before it. A CRC of
-32 bits detects every error of one or two bits and of any burst of up to 32 bits; it misses a longer one once
-in four billion. It takes a tenth of a microsecond for a line of records.
+A checksum is the last field of a JSON object, or the last item of a JSON list: the CRC of all bytes before. A CRC
+of 32 bits detects every error of one or two bits, and every burst of errors of up to 32 bits. Of longer bursts, it
+misses one in four billion. Computing the checksum of a line of records takes a tenth of a microsecond.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from pathlib import Path
 from zlib import crc32
 
 Opener = Callable[[Path, int], int]
-"""Opens a new file with these flags and returns its descriptor."""
+"""A function that opens a new file with the given flags and returns its descriptor."""
 
 _CANNOT_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EACCES, errno.EPERM}
-"""Errors of file systems that cannot sync a folder, and of folders that may not be read."""
+"""Error numbers if the file system cannot sync folders, or if a folder may not be read."""
 
 
 def publish(path: Path, data: bytes, *, durable: bool = True, opener: Opener | None = None) -> None:
-    """Replace the file at `path` by `data` in one step; a kill leaves the old file or the new one.
+    """Replace the content of the file at `path` by `data` in one step: a kill leaves the old file or the new file.
 
-    With `durable`, the bytes are on the device before the file gets its name.
+    With `durable`, the bytes are on the device before the new file gets its name.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
     try:
@@ -47,7 +47,7 @@ def publish(path: Path, data: bytes, *, durable: bool = True, opener: Opener | N
 
 
 def publish_file(temporary: Path, path: Path) -> None:
-    """Rename a written file to `path`; when this returns, content and name are on the device."""
+    """Rename the file `temporary` to `path`; when this returns, content and name are on the device."""
     fd = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -58,7 +58,7 @@ def publish_file(temporary: Path, path: Path) -> None:
 
 
 def sync_folder(folder: Path | str) -> None:
-    """Return when the names in `folder` are on the device, if the file system can tell."""
+    """Wait until the names of the files in `folder` are on the device, if the file system supports this."""
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     except PermissionError:
@@ -80,7 +80,7 @@ _FIELD = b',"c":'
 
 
 def add_check(text: bytes) -> bytes:
-    """Return the JSON object `text`, which must not be empty, with its checksum as the field `c`.
+    """Return the JSON object `text` with its checksum as the last field, `c`; the object must not be empty.
 
     >>> add_check(b'{"loss":0.25}')
     b'{"loss":0.25,"c":2674730190}'
@@ -92,7 +92,7 @@ def add_check(text: bytes) -> bytes:
 
 
 def is_intact(text: bytes) -> bool | None:
-    """Return True if an object is as it was written; None if it has no checksum."""
+    """Return True if the checksum of a JSON object is correct, False if it is wrong, None if there is no checksum."""
     at = text.rfind(_FIELD)
     if at < 0:
         return None
@@ -100,7 +100,7 @@ def is_intact(text: bytes) -> bool | None:
 
 
 def add_item(text: bytes) -> bytes:
-    """Return the JSON list `text`, which must not be empty, with its checksum as the last item.
+    """Return the JSON list `text` with its checksum as the last item; the list must not be empty.
 
     >>> is_intact_list(add_item(b'[1,2]')), is_intact_list(b'[1,3,3909607990]')
     (True, False)
@@ -110,6 +110,6 @@ def add_item(text: bytes) -> bytes:
 
 
 def is_intact_list(text: bytes) -> bool:
-    """Return True if a list with a checksum is as it was written."""
+    """Return True if a JSON list ends in its correct checksum."""
     body, comma, check = text.rpartition(b",")
     return bool(comma) and check == b"%d]" % crc32(body)

@@ -1,11 +1,11 @@
-"""Every exception that Rearview raises. One class per remedy; each message says what, why and what to do."""
+"""All exceptions that Rearview raises: one class per remedy. A message says what failed, why, and what to do."""
 
 
 class RearviewError(Exception):
-    """Base of all errors; `slug` names the paragraph of docs/errors.md that explains it.
+    """Base of all errors; `slug` is the name of the paragraph in docs/errors.md that explains the error.
 
-    `general` is the message without the id of the run: equal for all runs with the same problem, so
-    that it is shown once.
+    `general` is the message without the id of the run. Runs with the same problem have equal texts here, so that
+    the user sees the text only once.
     """
 
     slug = "error"
@@ -50,7 +50,7 @@ class SourceError(RearviewError):
 
 
 class ProbeError(SourceError):
-    """An edit is not a probe: it would change the computation."""
+    """An edit is not a probe, because it would change the computation."""
 
     slug = "probe"
 
@@ -81,7 +81,7 @@ class PlanError(RearviewError):
 
 
 class RemoteError(RearviewError):
-    """Bytes could not be sent to, or fetched from, a remote."""
+    """Bytes could not be sent to a remote or fetched from a remote."""
 
     slug = "remote"
 

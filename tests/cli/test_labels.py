@@ -68,7 +68,7 @@ def test_a_name_that_another_run_has_is_refused(command, two):
 
 def test_two_runs_of_the_same_name_are_distinguished_by_id(command, project, two):
     for run in two:  # as two machines that share a store may do at once
-        project.runs.note(run, "name", {"name": "same"})
+        project.runs.append_event(run, "name", {"name": "same"})
     code, _, err = command("show", "same")
     assert code == 2
     assert all(run in err for run in two)
@@ -124,8 +124,8 @@ def test_notes_add_up_are_shown_and_taken_away(command, two):
 
 
 def test_control_characters_of_labels_reach_no_terminal(command, project, two):
-    project.runs.note(two[0], "name", {"name": EVIL})
-    project.runs.note(two[0], "tag", {"tags": [EVIL]})
+    project.runs.append_event(two[0], "name", {"name": EVIL})
+    project.runs.append_event(two[0], "tag", {"tags": [EVIL]})
     command("note", two[0], EVIL)
     for words in (("runs",), ("show", two[0]), ("note", two[0]), ("runs", "--json")):
         code, out, err = command(*words)

@@ -13,7 +13,7 @@ from rearview._history import facade
 from rearview.errors import UsageError
 from rearview.execute.backfill_status import folder_of
 from rearview.model import ReplayStart
-from rearview.store.files import publish
+from rearview.store.create_files import publish
 from rearview.store.machine import process_identity
 from rearview.store.maintenance import removal
 from rearview.store.runs import Runs
@@ -85,7 +85,9 @@ def test_a_removed_run_leaves_nothing_and_the_other_run_stays_whole(past):
     assert report.nbytes > 1 << 16
     assert [run.id for run in past.runs()] == [second.id]
     assert traces_of(past, first.id, *replays) == []
-    assert not [name for name in past._versions.names() if first.id in name or "derived" in name]
+    assert not [
+        name for name in past._versions.versions_by_ref() if first.id in name or "derived" in name
+    ]
     assert past.table("total").rows() == before
     assert past.verify().ok
     assert (past.project.root / "out-1.txt").is_file()  # what it wrote is the user's

@@ -117,7 +117,7 @@ def test_planted_pickles_and_sources_are_not_run(strange, canary, monkeypatch):
     versions = Versions(project, Settings())
     for run in run_ids(strange):
         file = project.runs / run / "run.json"
-        old = versions.names()[f"runs/{run}"]
+        old = versions.versions_by_ref()[f"runs/{run}"]
         text = versions.read(old, "train.py")
         line = f"import os\nos.system({f'touch {canary}'!r})\n".encode()
         evil = versions.derive(old, {"train.py": line + text})
@@ -331,7 +331,7 @@ def test_a_repository_that_points_to_files_elsewhere_is_not_used(strange, tmp_pa
     subprocess.run(["git", "init", "-q"], cwd=strange, check=True)
     subprocess.run(["git", "config", "core.worktree", private], cwd=strange, check=True)
     read_all(strange)
-    names = Versions(Project.open(strange), Settings()).names()
+    names = Versions(Project.open(strange), Settings()).versions_by_ref()
     kept = Versions(Project.open(strange), Settings()).files(names["runs/worktree"])
     assert "diary.txt" not in kept
 

@@ -327,7 +327,7 @@ def test_the_cell_process_loads_nothing_of_rearview_but_itself():
             f"rearview.multiversion.{m}"
             for m in ("cell_file_access", "cell_outputs", "cell_process", "cell_process_state")
         ),
-        "rearview.watched_folders",
+        "rearview.opened_files",
     }
 
 

@@ -8,11 +8,13 @@ import pytest
 from notebooks import rearview as run
 from notebooks import write
 from rearview.model.cell_lineage import same_state
+from rearview.opened_files import WatchedFolders
 from rearview.runtime.cells.cell_inputs import Lineage, ProcessMemory
 from rearview.store.project import Project
 from rearview.store.recorded_inputs import read_cells
 from rearview.store.runs import Runs
-from rearview.watched_folders import WatchedFolders
+
+pytestmark = pytest.mark.usefixtures("warm_kernel")
 
 pytest.importorskip("nbclient")
 
@@ -120,12 +122,12 @@ def test_files_are_seen_in_folders_that_cells_make(tmp_path, monkeypatch, way, n
     for number, command in enumerate(MADE_LATER[way].replace("{0}", f"'{folder}'").split("; ")):
         lineage.begin("make()", names)
         subprocess.run(["sh", "-c", command], check=True)
-        lineage.end(number, "make()", lambda _: False, names, used={})
+        lineage.end(number, "make()", lambda _: False, names, counts={})
     deep = f"{folder}/deep" if "deep" in MADE_LATER[way] else folder
     subprocess.run(["sh", "-c", f"echo 1 > '{deep}/data'"], check=True)
     lineage.begin("read()", names)
     subprocess.run(["cat", f"{deep}/data"], check=True, capture_output=True)
-    done = lineage.end(9, "read()", lambda _: False, names, used={})
+    done = lineage.end(9, "read()", lambda _: False, names, counts={})
     assert ("file", f"{deep}/data") in {event[:2] for event in done.events}
 
 
@@ -138,11 +140,11 @@ def test_a_folder_outside_the_project_that_is_made_again_is_watched(tmp_path, mo
     for number, command in enumerate(("mkdir", "rmdir", "mkdir")):
         lineage.begin("change(data)", names)
         subprocess.run([command, data], check=True)
-        lineage.end(number, "change(data)", lambda _: False, names, used={})
+        lineage.end(number, "change(data)", lambda _: False, names, counts={})
     (data / "x").write_text("1")
     lineage.begin("read(data)", names)
     subprocess.run(["cat", data / "x"], check=True, capture_output=True)
-    done = lineage.end(4, "read(data)", lambda _: False, names, used={})
+    done = lineage.end(4, "read(data)", lambda _: False, names, counts={})
     assert ("file", str(data / "x")) in {event[:2] for event in done.events}
 
 

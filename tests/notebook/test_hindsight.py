@@ -16,6 +16,8 @@ from rearview.config import Settings
 from rearview.store.project import Project
 from rearview.store.versions.versions import Versions
 
+pytestmark = pytest.mark.usefixtures("warm_kernel")
+
 pytest.importorskip("nbclient")
 
 SETUP = "import random\nimport rearview\nweights = [0.0, 0.0]"

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("warm_kernel")
 from papermill.engines import papermill_engines  # noqa: E402
 from papermill.exceptions import PapermillExecutionError  # noqa: E402
 
-from rearview.notebook.engine import RearviewEngine  # noqa: E402
+from rearview.notebook.papermill_engine import RearviewEngine  # noqa: E402
 
 
 def execute(folder, *cells, fails=False, draws_seeds=True, whole=False, out="out.ipynb", **env):

@@ -13,6 +13,8 @@ from limits import HUNG
 from notebooks import cell, environment, outputs, write
 from notebooks import rearview as run
 
+pytestmark = pytest.mark.usefixtures("warm_kernel")
+
 pytest.importorskip("nbclient")
 
 STUDY = (
@@ -124,7 +126,7 @@ def test_papermill_records_with_its_parameters_through_the_engine(tmp_path):
     write(tmp_path / "study.ipynb", cell("rate = 1.0", tags=["parameters"]), train)
     call = (
         "import papermill as pm; from papermill.engines import papermill_engines as known; "
-        "from rearview.notebook.engine import RearviewEngine; "
+        "from rearview.notebook.papermill_engine import RearviewEngine; "
         "known.register('rearview', RearviewEngine); "
         "pm.execute_notebook('study.ipynb', 'out.ipynb', {'rate': 6.0}, engine_name='rearview', "
         "progress_bar=False)"
@@ -138,6 +140,22 @@ def test_papermill_records_with_its_parameters_through_the_engine(tmp_path):
     assert rows == [(3, 0, 6.0), (3, 1, 3.0), (3, 2, 2.0)]
     out = json.loads((tmp_path / "out.ipynb").read_text())
     assert [one["execution_count"] for one in out["cells"]] == [1, 2, 3]
+
+
+def test_the_engine_can_be_imported_before_papermill_which_loads_it_in_turn(tmp_path):
+    pytest.importorskip("papermill")
+    metadata = tmp_path / "rearview-0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: rearview\nVersion: 0\n")
+    points = "[papermill.engine]\nrearview = rearview.notebook.papermill_engine:RearviewEngine\n"
+    (metadata / "entry_points.txt").write_text(points)
+    call = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); "
+        "from rearview.notebook.papermill_engine import RearviewEngine; "
+        "from papermill.engines import papermill_engines; "
+        "assert papermill_engines.get_engine('rearview') is RearviewEngine"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", call], env=environment(), check=True)
 
 
 def test_an_empty_notebook_runs_and_does_nothing(tmp_path):

@@ -9,7 +9,9 @@ IPython = pytest.importorskip("IPython")
 
 from IPython.core.interactiveshell import InteractiveShell  # noqa: E402
 
-from rearview.notebook.magics import register  # noqa: E402
+from rearview.notebook.undo import register  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("warm_kernel")
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rearview.store.tables.tables import Tables
+from rearview.store.tables.answer_queries import Tables
 from recorded import Recorded, at
 
 
@@ -88,7 +88,7 @@ def test_a_table_without_names_shows_captured_columns_of_outermost_loops_first(m
 def test_a_name_in_the_source_stays_virtual_where_only_captured_values_are_there(made):
     run = made.run()
     made.add(run, (at(epoch=0), {"loss": 2.0}), origin="$assigned")
-    found = rows(made, "loss", "norm", virtual=[("loss", ("epoch",)), ("norm", ("epoch",))])
+    found = rows(made, "loss", "norm", fillable=[("loss", ("epoch",)), ("norm", ("epoch",))])
     assert [(row["epoch"], row["loss"], row["norm"]) for row in found] == [(0, 2.0, None)]
     sql = Tables(made.project).sql("SELECT origin, replay FROM records").rows()
     assert sql == [{"origin": "assigned", "replay": None}]

@@ -16,6 +16,8 @@ from rearview.store.checkpoints.objects import Batch, Objects, digest
 from rearview.store.maintenance.gc import gc, usage
 from rearview.store.maintenance.verify import verify
 
+pytestmark = pytest.mark.usefixtures("warm_start")
+
 
 def leftovers(project):
     return [

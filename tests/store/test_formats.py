@@ -12,7 +12,7 @@ from rearview.store import printed_lines, runs
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.checkpoints.compression import MARK
 from rearview.store.checkpoints.objects import Objects
-from rearview.store.files import CHECKED
+from rearview.store.json_files import CHECKED
 from rearview.store.maintenance.verify import verify
 from rearview.store.project import COMPRESSED, FORMAT, Project
 
@@ -55,7 +55,7 @@ def test_a_store_of_an_old_format_is_read(tmp_path, number):
 @pytest.mark.parametrize("number", range(1, printed_lines.FORMAT + 1))
 def test_printed_lines_of_an_old_format_are_read(tmp_path, number):
     shutil.copy(GOLD / "printed" / f"{number}.jsonl", tmp_path / printed_lines.FILE)
-    begins, loss, dropped = printed_lines.printed(tmp_path)
+    begins, loss, dropped = printed_lines.read_printed_lines(tmp_path)
     assert (begins.where, begins.stream, begins.text) == ("", "out", "begins")
     assert (loss.where, loss.stream, loss.text) == ("epoch=3/step=20", "err", "loss 0.5")
     assert (dropped.stream, dropped.text) == ("", "only 8 MB are kept")

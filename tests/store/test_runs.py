@@ -17,7 +17,7 @@ from rearview.durable_files import add_check
 from rearview.errors import StoreError, UsageError
 from rearview.model import ReplayReport, ReplayStart, RunEnd, RunStart, Status
 from rearview.store import machine as alive_module
-from rearview.store.files import append_line
+from rearview.store.json_files import append_line
 from rearview.store.project import Project
 from rearview.store.runs import FORMAT, Runs
 

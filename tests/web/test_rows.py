@@ -83,7 +83,7 @@ def test_a_search_takes_signs_of_sql_as_they_are(grid):
 def test_runs_are_found_by_a_tag_once_each(grid):
     made, index = grid
     run = index.runs()[0].id
-    made.runs.note(run, "tag", {"tags": ["a", "b"]})
+    made.runs.append_event(run, "tag", {"tags": ["a", "b"]})
     index.refresh()
     assert answer(index, where="tag IS NOT NULL")["rows"] == [[run]]
     assert answer(index, columns=["fact:tags"], where="tag = 'b'")["rows"] == [[run, ["a", "b"]]]

@@ -56,7 +56,7 @@ def test_a_run_that_ended_is_read_once_more_and_then_left_alone(made, index):
 def test_a_tag_shows_without_the_records_being_read_again(made, index, monkeypatch):
     run = made.run((at(epoch=0), {"loss": 1.0}))
     index.refresh()
-    made.runs.note(run, "tag", {"tags": ["baseline"]})
+    made.runs.append_event(run, "tag", {"tags": ["baseline"]})
     index.refresh()
     assert index.entries[run].run.tags == ("baseline",)
     assert stats(index) == {run: (1, 1.0)}

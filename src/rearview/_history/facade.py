@@ -39,11 +39,14 @@ from rearview.model import Checkpoint, Origin, Run
 from rearview.model.run import UNASKED
 from rearview.plan.facts import Machine
 from rearview.source.log_calls import names_logged
-from rearview.store import labels, trust
-from rearview.store.checkpoints.checkpoints import Checkpoints
-from rearview.store.checkpoints.find_written_files import RunFile, content_of, files_of
-from rearview.store.files import write_error
-from rearview.store.labels import check_name, check_note, check_tag
+from rearview.store import trust
+from rearview.store.checkpoints.checkpoints import (
+    Checkpoints,
+    RunFile,
+    written_content,
+    written_files,
+)
+from rearview.store.create_files import write_error
 from rearview.store.maintenance.gc import Freed, recorded_objects
 from rearview.store.maintenance.gc import gc as sweep
 from rearview.store.maintenance.removal import (
@@ -54,11 +57,11 @@ from rearview.store.maintenance.removal import (
     unfinished,
 )
 from rearview.store.maintenance.verify import VerifyReport, verify
-from rearview.store.printed_lines import PrintedLine, printed
+from rearview.store.printed_lines import PrintedLine, read_printed_lines
 from rearview.store.project import FOLDER, Project
-from rearview.store.runs import Runs
+from rearview.store.runs import NAME, NOTE, TAG, UNTAG, Runs, check_name, check_note, check_tag
+from rearview.store.tables.answer_queries import Tables
 from rearview.store.tables.result_table import Table
-from rearview.store.tables.tables import Tables
 from rearview.store.versions.versions import WORKTREE, Versions
 
 if TYPE_CHECKING:
@@ -166,20 +169,20 @@ class History:
         """Give a run a name, by which it can then be found; None removes its name."""
         run = self._runs.find_id(which)
         checked_name = check_name(name) if name is not None else ""
-        holders = [holder for holder in self._runs.named(checked_name) if holder != run]
+        holders = [holder for holder in self._runs.ids_by_name(checked_name) if holder != run]
         if holders:
             raise UsageError(
                 f"Run {holders[-1]} already has the name {checked_name!r}. Choose another, or remove "
                 f"it first: `rearview name {holders[-1]} --remove`.",
                 slug="name-taken",
             )
-        return self._labelled(run, labels.NAME, {"name": checked_name})
+        return self._labelled(run, NAME, {"name": checked_name})
 
     def tag(self, which: str, *tags: str) -> Run:
         """Add tags to a run."""
         run, checked = self._runs.find_id(which), _some_tags(tags)
         new = [tag for tag in checked if tag not in self._runs.labels(run).tags]
-        return self._labelled(run, labels.TAG, {"tags": new}) if new else self._runs.get(run)
+        return self._labelled(run, TAG, {"tags": new}) if new else self._runs.get(run)
 
     def untag(self, which: str, *tags: str) -> Run:
         """Remove tags from a run; raise if it does not have them."""
@@ -192,18 +195,16 @@ class History:
                 + (f"It has {', '.join(present)}." if present else "It has none."),
                 slug="no-tag",
             )
-        return self._labelled(run, labels.UNTAG, {"tags": checked})
+        return self._labelled(run, UNTAG, {"tags": checked})
 
     def note(self, which: str, text: str | None) -> Run:
         """Add a note to a run, after its other notes; None removes all of them."""
         run = self._runs.find_id(which)
-        return self._labelled(
-            run, labels.NOTE, {"text": check_note(text) if text is not None else None}
-        )
+        return self._labelled(run, NOTE, {"text": check_note(text) if text is not None else None})
 
     def _labelled(self, run: str, event: str, facts: dict[str, object]) -> Run:
         try:
-            self._runs.note(run, event, facts)
+            self._runs.append_event(run, event, facts)
         except OSError as exc:
             raise write_error(exc, f"The label of run {run}", self.project.store) from exc
         return self._runs.get(run)
@@ -221,7 +222,7 @@ class History:
 
     def names(self) -> list[str]:
         """Return every name that has values, or that the newest source logs."""
-        return sorted({*self._tables.names(), *(name for name, _ in self.virtual())})
+        return sorted({*self._tables.loops_by_name(), *(name for name, _ in self.virtual())})
 
     def captured(self) -> dict[str, Origin]:
         """Return the columns whose values come from elsewhere, such as other loggers, with their origin."""
@@ -231,7 +232,7 @@ class History:
         """Return the names among `names` that the work tree logs and that have no value yet."""
         captured = self._tables.captured().items()
         unasked = {name for name, origin in captured if origin in UNASKED}
-        logged = self._tables.names().keys() - unasked
+        logged = self._tables.loops_by_name().keys() - unasked
         virtual = {name for name, _ in self.virtual()} - logged
         return [name for name in dict.fromkeys(names) if name in virtual]
 
@@ -261,7 +262,7 @@ class History:
             runs=run_ids,
             order=order,
             limit=limit,
-            virtual=self.virtual(),
+            fillable=self.virtual(),
             unproved=unproved,
             interpolate=interpolate,
         )
@@ -326,7 +327,7 @@ class History:
 
     def files(self, which: str = "latest") -> list[RunFile]:
         """Return the files that a run wrote, and where their contents are."""
-        return files_of(self.run(which), self.project.root, self._runs, self._checkpoints)
+        return written_files(self.run(which), self.project.root, self._runs, self._checkpoints)
 
     def fetch_file(self, which: str, path: str, *, at: str | None = None) -> tuple[bytes, str]:
         """Return the content of a file that a run wrote, and in words where it was found.
@@ -338,7 +339,7 @@ class History:
         if path not in written:
             files = f"It wrote {', '.join(written[:6])}." if written else "It wrote none."
             raise UsageError(f"Run {run.id} did not write {path!r}. {files}", slug="no-file")
-        return content_of(run, path, self.project.root, self._checkpoints, at)
+        return written_content(run, path, self.project.root, self._checkpoints, at)
 
     def compare(self, a: str, b: str = "latest") -> Comparison:
         """Return two runs side by side: arguments, last values, source files, machine and libraries."""
@@ -361,7 +362,7 @@ class History:
 
     def printed(self, which: str = "latest") -> list[PrintedLine]:
         """Return the lines that a run printed, with the points at which it printed them."""
-        return list(printed(self._runs.folder(self.run(which).id)))
+        return list(read_printed_lines(self._runs.folder(self.run(which).id)))
 
     @cached_property
     def _backfiller(self) -> Backfiller:

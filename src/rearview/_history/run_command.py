@@ -29,7 +29,7 @@ from rearview.model.process_messages import Control
 from rearview.model.run import NOTEBOOK, is_notebook
 from rearview.model.secrets import redact, redact_words
 from rearview.model.wording import plural
-from rearview.store.files import make_folder, publish
+from rearview.store.create_files import make_folder, publish
 from rearview.store.project import Project, root_of
 from rearview.store.recorded_inputs import environment_differences, environment_of
 from rearview.store.runs import Runs

@@ -17,8 +17,8 @@ from rearview.store.maintenance.gc import Freed
 from rearview.store.maintenance.removal import RunRemoval
 from rearview.store.recorded_inputs import environment_differences, read_environment
 from rearview.store.runs import Replay, Runs
+from rearview.store.tables.answer_queries import Tables
 from rearview.store.tables.connection import quoted
-from rearview.store.tables.tables import Tables
 from rearview.store.versions.versions import Versions
 
 

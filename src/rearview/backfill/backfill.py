@@ -60,15 +60,15 @@ from rearview.plan.facts import Machine, parse_at
 from rearview.plan.replay import Survey, survey
 from rearview.source.propagate.versions import difference
 from rearview.store.checkpoints.checkpoints import Checkpoints
-from rearview.store.files import FULL
+from rearview.store.create_files import FULL
 from rearview.store.machine import cores
 from rearview.store.project import EVENT_FILES, Project
 from rearview.store.recorded_inputs import environment_differences
 from rearview.store.runs import Runs
+from rearview.store.tables.answer_queries import Tables
 from rearview.store.tables.connection import quoted
 from rearview.store.tables.record_files import has_long_lines, recorded_names
-from rearview.store.tables.tables import Tables
-from rearview.store.values import FAMILIES
+from rearview.store.values_as_json import FAMILIES
 from rearview.store.versions.versions import Versions
 
 FEW_RUNS = 3

@@ -17,7 +17,7 @@ from rearview.model.run import name_of
 from rearview.plan.facts import At, InnerIterations, LoopFacts
 from rearview.source.probes.probe import Probe, Probes
 from rearview.store.runs import Replay
-from rearview.store.tables.tables import IterationRange
+from rearview.store.tables.answer_queries import IterationRange
 
 SelectedIterations = dict[int, IterationRange]
 """Iteration of the outermost loop -> the inner iterations that a condition (`--where`) selects in it. A range that

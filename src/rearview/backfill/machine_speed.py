@@ -24,7 +24,7 @@ from rearview.execute.cores_and_accelerators import threads_of
 from rearview.model import Run
 from rearview.plan.cost import CostCorrection, CostCorrections
 from rearview.plan.facts import Machine
-from rearview.store.files import make_folder, publish
+from rearview.store.create_files import make_folder, publish
 from rearview.store.machine import gpus, hardware, hardware_id
 
 FORMAT = 1

@@ -17,7 +17,7 @@ from rearview.errors import DamagedError, StoreError
 from rearview.source.log_calls import names_logged
 from rearview.source.probes.probe import fits
 from rearview.source.propagate.versions import HandPlace
-from rearview.store.files import make_folder, publish
+from rearview.store.create_files import make_folder, publish
 
 FORMAT = 2
 """Number of the file's format. A file of the first format has no number, and maps a version to texts with lines."""

@@ -51,8 +51,8 @@ from rearview.source.notebooks import as_programs, divide_into_cells, with_text
 from rearview.source.probes.loop_carried import START
 from rearview.source.probes.probe import Position, Probe, Probes, logging_fingerprint
 from rearview.store.checkpoints.checkpoints import Checkpoints
-from rearview.store.files import fingerprint
 from rearview.store.project import Project
+from rearview.store.recorded_inputs import fingerprint
 from rearview.store.runs import Replay, Runs
 from rearview.store.versions.versions import Versions
 

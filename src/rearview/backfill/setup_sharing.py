@@ -33,7 +33,7 @@ from rearview.model.run import is_notebook
 from rearview.model.wording import plural
 from rearview.source.cells import code_hash, imported_modules, only_defines
 from rearview.source.loops import MODULE, loop_ids
-from rearview.store.files import make_folder, publish
+from rearview.store.create_files import make_folder, publish
 
 WORTH_SHARING = 0.3
 """Least seconds of a set-up, without imports of libraries, for which it is worth sharing."""

@@ -17,12 +17,11 @@ from typing import Any
 from rearview._history import History
 from rearview.errors import UsageError
 from rearview.model import Point, Run, Step
-from rearview.store import labels
 from rearview.store.checkpoints.checkpoints import Checkpoints
-from rearview.store.media import StoredValue, value_in_text
 from rearview.store.project import Project
 from rearview.store.records import RecordFile, encode_point
-from rearview.store.runs import Runs
+from rearview.store.runs import NAME, TAG, Runs, check_name
+from rearview.store.stored_values import StoredValue, value_in_text
 
 LOOP = "step"
 """Name of the loop in the points of imported values: `step=20`."""
@@ -118,7 +117,7 @@ def _create_run(runs: Runs, tracked: TrackedRun) -> str:
             },
         },
     )
-    runs.note(run, labels.TAG, {"tags": [tracked.tracker]})
+    runs.append_event(run, TAG, {"tags": [tracked.tracker]})
     _set_name(runs, run, tracked.name)
     return run
 
@@ -126,11 +125,11 @@ def _create_run(runs: Runs, tracked: TrackedRun) -> str:
 def _set_name(runs: Runs, run: str, name: str) -> None:
     """Give an imported run the name that it has in the tracker, unless another run of the project has this name."""
     try:
-        name = labels.check_name(name)
+        name = check_name(name)
     except UsageError:
         return
-    if not runs.named(name):
-        runs.note(run, labels.NAME, {"name": name})
+    if not runs.ids_by_name(name):
+        runs.append_event(run, NAME, {"name": name})
 
 
 def _add_values(

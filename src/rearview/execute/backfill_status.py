@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from rearview.store.files import make_folder, publish
+from rearview.store.create_files import make_folder, publish
 from rearview.store.machine import is_alive, process_identity
 from rearview.store.project import Project
 

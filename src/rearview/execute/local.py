@@ -35,7 +35,7 @@ from rearview.model.process_messages import (
     ReapRequest,
     SpawnRequest,
 )
-from rearview.store.files import open_file
+from rearview.store.create_files import open_file
 
 MAX_FORK_SERVERS = 4
 """Most fork servers that run at the same time."""

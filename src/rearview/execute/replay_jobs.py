@@ -40,7 +40,7 @@ from rearview.model import (
     proof_of,
 )
 from rearview.model.process_messages import TEXTS, VARIABLE, ReplayFailure
-from rearview.store.files import caused_by_full_disk, close_to_others, make_folder, publish
+from rearview.store.create_files import caused_by_full_disk, make_folder, publish, set_store_mode
 from rearview.store.project import FOLDER, Project
 from rearview.store.recorded_inputs import environment_of
 from rearview.store.records import count_records
@@ -207,7 +207,7 @@ def keep_recorded_texts(versions: Versions, recorded: str, version: str, tree: P
             target = recorded_texts(tree) / path
             make_folder(target.parent)
             target.write_bytes(versions.read(recorded, path))
-            close_to_others(target)
+            set_store_mode(target)
 
 
 def recorded_texts(tree: Path) -> Path:

@@ -1,4 +1,4 @@
-"""State of torch training that `state_dict` leaves out: other buffers, gradients, attributes.
+"""State of torch training that `state_dict` does not hold: non-persistent buffers, gradients, modes, attributes.
 
 The callbacks in this package save it together with the random state (`rearview.capture_random_state`).
 """
@@ -13,17 +13,19 @@ from typing import Any
 
 
 def generators_of(loaders: Iterable[Any]) -> list[Any]:
-    """Return the torch generators of loaders and their samplers, each once."""
+    """Return the torch generators of data loaders and their samplers, each generator once."""
     generators: list[Any] = []
-    seen: set[int] = set()
+    visited_ids: set[int] = set()
     todo = list(loaders)
     while todo:
         source = todo.pop(0)
-        if source is None or id(source) in seen:
+        if source is None or id(source) in visited_ids:
             continue
-        seen.add(id(source))
+        visited_ids.add(id(source))
         generator = getattr(source, "generator", None)
-        if hasattr(generator, "get_state") and not any(generator is other for other in generators):
+        if hasattr(generator, "get_state") and not any(
+            generator is listed for listed in generators
+        ):
             generators.append(generator)
         todo += [
             getattr(source, name, None) for name in ("batch_sampler", "sampler", "base_dataloader")
@@ -36,7 +38,10 @@ _COUNTED = ("_update_count", "_computed", "_forward_cache")
 
 
 def read_module(module: Any) -> dict[str, Any]:
-    """Return the parts that `state_dict` leaves out: other buffers, gradients, modes, unfinished metrics."""
+    """Return all buffers of a module, and what its `state_dict` leaves out: gradients, modes, unfinished metrics.
+
+    `state_dict` has only some of the buffers: the persistent ones.
+    """
     return {
         "buffers": dict(module.named_buffers()),
         "gradients": {n: p.grad for n, p in module.named_parameters() if p.grad is not None},
@@ -50,7 +55,7 @@ def read_module(module: Any) -> dict[str, Any]:
 
 
 def write_module(module: Any, state: Mapping[str, Any]) -> None:
-    """Restore what `read_module` returned, in place."""
+    """Change a module in place to a state that `read_module` returned."""
     import torch
 
     with torch.no_grad():
@@ -65,14 +70,14 @@ def write_module(module: Any, state: Mapping[str, Any]) -> None:
         vars(part).update(state["metrics"].get(name, {}))
 
 
-def read_attributes(obj: Any, leave: Collection[str] = ()) -> dict[str, bytes]:
-    """Return the attributes of an object that can be pickled; warn about the others."""
-    kept: dict[str, bytes] = {}
+def read_attributes(obj: Any, excluded: Collection[str] = ()) -> dict[str, bytes]:
+    """Return the pickled attributes of an object by name, except `excluded`; warn if one cannot be pickled."""
+    pickled: dict[str, bytes] = {}
     for name, value in vars(obj).items():
-        if name in leave:
+        if name in excluded:
             continue
         try:
-            kept[name] = pickle.dumps(value)
+            pickled[name] = pickle.dumps(value)
         except Exception as exc:
             warnings.warn(
                 f"{type(obj).__name__}.{name} is not saved: it cannot be pickled ({exc}). After an "
@@ -80,24 +85,24 @@ def read_attributes(obj: Any, leave: Collection[str] = ()) -> dict[str, bytes]:
                 RuntimeWarning,
                 stacklevel=2,
             )
-    return kept
+    return pickled
 
 
-def write_attributes(obj: Any, kept: Mapping[str, bytes]) -> None:
-    """Set the attributes that `read_attributes` returned."""
-    for name, data in kept.items():
+def write_attributes(obj: Any, pickled: Mapping[str, bytes]) -> None:
+    """Set attributes of an object to the values that `read_attributes` returned."""
+    for name, data in pickled.items():
         vars(obj)[name] = pickle.loads(data)
 
 
 def save(path: Path, state: Any) -> None:
-    """Write the result of `state()`; the Checkpointer calls this only when a save is due."""
+    """Write the result of `state()` to a file; the Checkpointer calls this function only when a save is due."""
     import torch
 
     torch.save(state(), path)
 
 
 def load(path: Path) -> Any:
-    """Return the state that `save` wrote."""
+    """Return the state that `save` wrote to a file."""
     import torch
 
     return torch.load(path, map_location="cpu", weights_only=False)

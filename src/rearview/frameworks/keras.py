@@ -29,7 +29,8 @@ from rearview.frameworks.beyond_state_dict import (
 
 __all__ = ["RearviewCallback"]
 
-_LEAVE = ("_model", "model", "params", "validation_data", "progbar")
+_EXCLUDED = ("_model", "model", "params", "validation_data", "progbar")
+"""Attributes of callbacks that a save leaves out: Keras sets them when training starts."""
 
 
 class RearviewCallback(keras.callbacks.Callback):
@@ -37,8 +38,8 @@ class RearviewCallback(keras.callbacks.Callback):
 
     Keyword arguments go to `rearview.Checkpointer`. With `checkpoint_file=None` it only logs.
 
-    In an interrupted epoch the callback draws the batches that were already used for training and drops
-    them: it takes no step and calls no other callback for them.
+    After a restart in the middle of an epoch, the callback draws the batches that were already used for
+    training and drops them: no step is taken and no other callback is called for a dropped batch.
     """
 
     def __init__(
@@ -55,15 +56,19 @@ class RearviewCallback(keras.callbacks.Callback):
         self._checkpointer: rearview.Checkpointer | None = None
         self._list: Any = None
         self._others: list[Any] = []
+        """All other callbacks of the training."""
         self._target: dict[str, Any] | None = None
+        """The loaded save, until its state is restored."""
         self._train_function: Any = None
         self._epoch = 0
         self._done = 0
+        """Number of batches of the epoch that were used for training."""
         self._first: dict[str, Any] = {}
+        """Random state before the first batch of the epoch."""
         self._logs: dict[str, float] = {}
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Look for a save; training starts with the epoch of the save."""
+        """Load the last save, if there is one; training then starts with the epoch of the save."""
         if self._file is None:
             return
         self._list = _callback_list()
@@ -77,7 +82,7 @@ class RearviewCallback(keras.callbacks.Callback):
             self._list.callbacks = [self]
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Note the random state before the first batch; in the interrupted epoch, start skipping."""
+        """Remember the random state before the first batch; in the interrupted epoch, start to skip batches."""
         self._epoch, self._done = epoch, 0
         if self._checkpointer is None:
             return
@@ -96,7 +101,7 @@ class RearviewCallback(keras.callbacks.Callback):
         self._checkpointer.step(self._state)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Log, and save if due; or check whether the interrupted batch is reached."""
+        """Log, and save if a save is due; while batches are skipped, restore after the last batch of the save."""
         self._done += 1
         if self._target is not None:
             if self._done == self._target["done"]:
@@ -123,7 +128,7 @@ class RearviewCallback(keras.callbacks.Callback):
             "format": 1,
             "variables": [v.value.detach().clone() for v in _variables(self.model)],
             "module": read_module(self.model),
-            "callbacks": [read_attributes(callback, _LEAVE) for callback in self._others],
+            "callbacks": [read_attributes(callback, _EXCLUDED) for callback in self._others],
             "stop_training": self.model.stop_training,
             "epoch": self._epoch,
             "done": self._done,
@@ -133,7 +138,7 @@ class RearviewCallback(keras.callbacks.Callback):
         }
 
     def _restore(self, saved: dict[str, Any]) -> None:
-        """Restore the state of the save."""
+        """Set the training to the state `saved`, which `_state` returned."""
         for variable, value in zip(_variables(self.model), saved["variables"], strict=True):
             variable.assign(value)
         write_module(self.model, saved["module"])
@@ -158,7 +163,7 @@ def _variables(model: Any) -> list[Any]:
 
 
 def _callback_list() -> Any:
-    """Return the list that calls this callback: Keras does not pass it to callbacks."""
+    """Return the CallbackList that calls this callback, found on the stack: Keras does not pass it to callbacks."""
     frame = sys._getframe(1)  # noqa: SLF001
     while frame is not None:
         caller = frame.f_locals.get("self")

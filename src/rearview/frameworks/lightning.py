@@ -8,8 +8,8 @@
 After a kill, start the same script again: it continues between the two batches where the last save was made.
 
 Lightning's own checkpoints leave out the values that `self.log` has collected since the epoch began. The mean loss
-of an interrupted epoch would then be that of its last part, and a scheduler that watches it would act differently;
-so the callback saves them (`read_results`).
+of an interrupted epoch would then be that of its last part, and a scheduler that watches this mean would act
+differently. So the callback saves the collected values (`read_results`).
 """
 
 from __future__ import annotations
@@ -46,30 +46,31 @@ _VALUES = (
     "_update_count",
     "has_reset",
 )
+"""Attributes of a collected value (`_ResultMetric`) that hold its state."""
 
 
 def read_results(results: Any) -> list[dict[str, Any]]:
-    """Return the collected values as plain data, without references to the trainer."""
+    """Return the values that `self.log` has collected as plain data, without references to the trainer."""
     results_data = []
     for key, metric in results.items():
         meta, sync = metric.meta, metric.meta.sync
-        held = {name: getattr(metric, name) for name in _VALUES if hasattr(metric, name)}
+        values = {name: getattr(metric, name) for name in _VALUES if hasattr(metric, name)}
         if not metric.is_tensor:
-            held.pop("value")  # a metric of the module: saved with the module
+            values.pop("value")  # the value is a metric of the module, and is saved with the module
         results_data.append(
             {
                 "key": key,
                 "meta": {f.name: getattr(meta, f.name) for f in fields(meta) if f.name != "_sync"},
                 "sync": {"_should": sync.should, "rank_zero_only": sync.rank_zero_only},
                 "is_tensor": metric.is_tensor,
-                "held": held,
+                "held": values,
             }
         )
     return results_data
 
 
 def write_results(results: Any, saved: list[dict[str, Any]], trainer: Any) -> None:
-    """Restore what `read_results` returned."""
+    """Set `results` to the collected values that `read_results` returned."""
     module = trainer.lightning_module
     results.clear()
     for entry in saved:
@@ -86,9 +87,10 @@ def write_results(results: Any, saved: list[dict[str, Any]], trainer: Any) -> No
 __all__ = ["RearviewCallback"]
 
 _METRICS = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
-_PLACE = ("_first_loop_iter", "_current_fx")
-"""Attributes without which Lightning takes the first batch after a restore for the first of its epoch and
-drops the values collected before it from the epoch's means."""
+_POSITION = ("_first_loop_iter", "_current_fx")
+"""Attributes of the logger connector that say where in an epoch training is. If they are not restored, Lightning
+takes the first batch after a restore for the first batch of its epoch, and drops the values that were collected
+earlier in the epoch from the means of the epoch."""
 
 
 class RearviewCallback(Callback):
@@ -110,12 +112,16 @@ class RearviewCallback(Callback):
         self._checkpointer: rearview.Checkpointer | None = None
         self._wrapped: list[tuple[Any, str]] = []
         self._begun: dict[str, Any] = {}
+        """Random state in which the data iterator was created."""
         self._first: dict[str, Any] = {}
+        """Random state before the first batch of the epoch."""
         self._now: dict[str, Any] = {}
+        """Random state before the next batch."""
         self._fresh = True
+        """Whether no batch has run since `setup`."""
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Look for a save, and wrap the method that runs one batch."""
+        """Create the Checkpointer, and wrap the methods of Lightning that this callback intercepts."""
         if stage != "fit" or self._file is None:
             return
         self._checkpointer = rearview.Checkpointer(self._file, save, load, **self._options)
@@ -127,7 +133,7 @@ class RearviewCallback(Callback):
         self._wrap(loop.epoch_loop, "on_run_start", lambda real: self._noting(trainer, real))
         self._wrap(loop.epoch_loop, "advance", lambda real: self._between(trainer, real))
 
-    # `_noting`, `_between` and `_unheard` keep their names: recorded runs name the wrappers they return
+    # do not rename `_noting`, `_between`, `_unheard`: recorded runs refer to their wrappers by these names
     def _wrap(self, owner: Any, name: str, around: Callable[[Any], Any]) -> None:
         setattr(owner, name, around(getattr(owner, name)))
         self._wrapped.append((owner, name))
@@ -149,7 +155,7 @@ class RearviewCallback(Callback):
             self._checkpointer = None
 
     def _noting(self, trainer: Any, real: Any) -> Callable[..., Any]:
-        """Note the random state in which the data iterator is created."""
+        """Wrap `real` to remember the random state in which it creates the data iterator."""
 
         def run(*args: Any) -> Any:
             before = rearview.capture_random_state(_generators(trainer))
@@ -158,7 +164,7 @@ class RearviewCallback(Callback):
             if _iterator_id(trainer) != (fetcher, iterator):
                 before.setdefault("generators", [])
                 if len(before["generators"]) != len(_generators(trainer)):
-                    # `real` created the loaders, and they have not drawn yet
+                    # `real` has just created the loaders: their generators have not drawn yet
                     before["generators"] = rearview.capture_random_state(_generators(trainer))[
                         "generators"
                     ]
@@ -168,7 +174,7 @@ class RearviewCallback(Callback):
         return run
 
     def _between(self, trainer: Any, real: Any) -> Callable[..., Any]:
-        """Save, if a save is due, before each batch; restore before the first one."""
+        """Wrap `real`, which runs one batch: save before each batch if a save is due, restore before the first."""
 
         def run(fetcher: Any) -> Any:
             checkpointer = self._checkpointer
@@ -195,7 +201,7 @@ class RearviewCallback(Callback):
             "trainer": trainer._checkpoint_connector.dump_checkpoint(weights_only=False),  # noqa: SLF001
             "module": read_module(trainer.lightning_module),
             "results": read_results(loop.epoch_loop._results),  # noqa: SLF001
-            "metrics": {name: getattr(connector, name) for name in (*_METRICS, *_PLACE)},
+            "metrics": {name: getattr(connector, name) for name in (*_METRICS, *_POSITION)},
             "epoch": loop.epoch_progress.current.processed,
             "batch": loop.epoch_loop.batch_progress.current.ready,
             "should_stop": trainer.should_stop,
@@ -238,8 +244,8 @@ class RearviewCallback(Callback):
         """Log the loss of the batch."""
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if loss is not None:
-            place = {"epoch": trainer.current_epoch, "global_step": trainer.global_step}
-            rearview.log({**place, **scalars({"loss": loss})})
+            position = {"epoch": trainer.current_epoch, "global_step": trainer.global_step}
+            rearview.log({**position, **scalars({"loss": loss})})
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Log the metrics of the epoch."""
@@ -252,7 +258,10 @@ class RearviewCallback(Callback):
 
 
 def _unheard(signals: Any, real: Any) -> Callable[..., None]:
-    """Forward SIGTERM to other processes, but hide it from Lightning, which would exit unsaved."""
+    """Wrap `real`, Lightning's handler of SIGTERM, so that Lightning does not exit without a save.
+
+    The signal is still forwarded to other processes.
+    """
 
     def run(*args: Any) -> None:
         real(*args)

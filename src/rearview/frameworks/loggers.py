@@ -1,6 +1,6 @@
-"""Rearview as a logger of a framework: every metric that the framework logs becomes a record.
+"""Loggers for Lightning, Keras and Hugging Face: every metric that the framework logs becomes a record.
 
-These loggers work under `rearview run` and without it. They save nothing; the callbacks in `keras`,
+These loggers work under `rearview run` and without it. A logger saves no checkpoints; the callbacks in `keras`,
 `lightning` and `transformers` also save and resume.
 
 ::
@@ -72,12 +72,12 @@ def lightning_logger(name: str = "rearview") -> Any:
 
 
 def _lightning() -> tuple[Any, Any]:
-    """Return the Logger class and the `rank_zero_only` of the Lightning that the program uses."""
-    old = "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules
-    package = "pytorch_lightning" if old else "lightning.pytorch"
+    """Return the class `Logger` and the decorator `rank_zero_only` of the Lightning package that the program uses."""
+    uses_old_package = "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules
+    package = "pytorch_lightning" if uses_old_package else "lightning.pytorch"
     base = importlib.import_module(f"{package}.loggers.logger")
-    guard = importlib.import_module(f"{package}.utilities.rank_zero")
-    return base.Logger, guard.rank_zero_only
+    rank_zero = importlib.import_module(f"{package}.utilities.rank_zero")
+    return base.Logger, rank_zero.rank_zero_only
 
 
 def _log_each(key: str, images: list[Any]) -> None:
@@ -140,7 +140,7 @@ def report_to_rearview() -> None:
 
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return metrics with each tensor or array of one element as a number.
+    """Return metrics by name; a tensor or array without dimensions becomes a number.
 
     >>> plain_metrics({"loss": 0.5, 3: 1})
     {'loss': 0.5, '3': 1}
@@ -156,7 +156,7 @@ def _number(value: Any) -> Any:
 
 
 def flat_parameters(parameters: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested parameters by names joined with slashes; values that are not plain as text.
+    """Return nested parameters as one mapping: names are joined by slashes, values that are not plain become text.
 
     >>> flat_parameters({"lr": 0.1, "net": {"depth": 3}, "none": None})
     {'lr': 0.1, 'net/depth': 3, 'none': None}

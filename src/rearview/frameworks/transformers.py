@@ -34,7 +34,9 @@ from rearview.frameworks.beyond_state_dict import (
 __all__ = ["RearviewCallback"]
 
 _COUNTS = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "current_flos")
-_FIRST_BATCHES = "get_batch_samples"
+"""Attributes of the Trainer with running totals."""
+_DRAW_BATCHES = "get_batch_samples"
+"""Method of the Trainer that draws the batches of one step."""
 
 
 class RearviewCallback(transformers.TrainerCallback):
@@ -54,17 +56,23 @@ class RearviewCallback(transformers.TrainerCallback):
         self._checkpointer: rearview.Checkpointer | None = None
         self._trainer: Any = None
         self._others: list[Any] = []
+        """All other callbacks of the Trainer."""
         self._target: dict[str, Any] | None = None
+        """The loaded save, until its state is restored."""
         self._generators: list[Any] = []
         self._epoch = 0
         self._step = 0
         self._begun: dict[str, Any] = {}
+        """Random state before the epoch."""
         self._first: dict[str, Any] = {}
+        """Random state before the first step of the epoch."""
         self._before: dict[str, Any] = {}
+        """Random state before the last step that ran."""
         self._now: dict[str, Any] = {}
+        """Random state before the next step."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Look for a save, and wrap the methods that run an epoch and draw the batches of a step."""
+        """Load the last save, if any, and wrap the methods that run an epoch and draw the batches of a step."""
         if self._file is None:
             return
         trainer = self._trainer = _trainer()
@@ -90,7 +98,7 @@ class RearviewCallback(transformers.TrainerCallback):
         if self._checkpointer is not None:
             self._checkpointer.close()
             self._checkpointer = None
-            for name in ("_run_epoch", _FIRST_BATCHES):
+            for name in ("_run_epoch", _DRAW_BATCHES):
                 vars(self._trainer).pop(name, None)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
@@ -112,8 +120,8 @@ class RearviewCallback(transformers.TrainerCallback):
         if not done:
             real(**arguments)
             return
-        # the Trainer enters the loop at the step, as when it resumes; but this callback drops the
-        # batches, because each has to be drawn in its recorded random state
+        # the Trainer starts its loop at this step, as when it resumes from its own checkpoint; but the callback
+        # itself drops the earlier batches, because each must be drawn in its recorded random state
         arguments.update(
             resume_from_checkpoint="rearview",
             epochs_trained=arguments["epoch"],
@@ -165,14 +173,14 @@ class RearviewCallback(transformers.TrainerCallback):
         }
 
     def _restore(self, saved: dict[str, Any], real: Any, batches: Any, device: Any) -> None:
-        """Restore the state of the save."""
+        """Set the training to the state `saved`, which `_state` returned."""
         trainer = self._trainer
         batches_per_step = trainer.args.gradient_accumulation_steps
         self._step = saved["step"]
         rearview.restore_random_state(saved["first"], self._generators)
         for step in range(self._step):
             if step == self._step - 1:
-                # the loader draws one batch ahead: the next one is drawn in this state
+                # the loader draws one batch ahead: the batch of the next step is drawn in this state
                 rearview.restore_random_state(saved["before"], self._generators)
             real(batches, batches_per_step, device)
         trainer.model.load_state_dict(saved["model"])
@@ -194,7 +202,7 @@ class RearviewCallback(transformers.TrainerCallback):
 
 
 def _trainer() -> Any:
-    """Return the Trainer that calls this callback: it does not pass itself to callbacks."""
+    """Return the Trainer that calls this callback, found on the stack: it does not pass itself to callbacks."""
     frame = sys._getframe(1)  # noqa: SLF001
     while frame is not None:
         caller = frame.f_locals.get("self")

@@ -1,7 +1,7 @@
 """Record inside a cell process which files a cell reads, and prevent cells from changing the author's files.
 
 Python's audit hook reports the files and folders that Python code opens and lists; inotify reports those
-that code in C and child processes open. This module imports only the standard library and `watched_folders`.
+that code in C and child processes open. This module imports only the standard library and `opened_files`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any
 
-from rearview.watched_folders import WatchedFolders, is_listed_by_import
+from rearview.opened_files import WatchedFolders, is_listed_by_import
 
 Signature = tuple[int, int]
 """(size of a file, time of its last change in nanoseconds)."""

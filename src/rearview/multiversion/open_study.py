@@ -25,10 +25,10 @@ from rearview.multiversion.study import (
 )
 from rearview.source.cells import imported_modules
 from rearview.store.checkpoints.checkpoints import Checkpoints
-from rearview.store.files import fingerprint, make_folder
-from rearview.store.printed_lines import printed
+from rearview.store.create_files import make_folder
+from rearview.store.printed_lines import read_printed_lines
 from rearview.store.project import Project
-from rearview.store.recorded_inputs import read_cells, read_environment
+from rearview.store.recorded_inputs import fingerprint, read_cells, read_environment
 from rearview.store.runs import Runs
 from rearview.store.versions.versions import Versions
 
@@ -196,7 +196,7 @@ def _version_of_run(
     }
     read_paths = {run.current_path(path, str(project.root)) for path in end.inputs}
     inputs |= {name for name in files if str(project.root / name) in read_paths}
-    lines = [line for line in printed(folder) if line.stream == "out"]
+    lines = [line for line in read_printed_lines(folder) if line.stream == "out"]
     notebook = script.endswith(".ipynb")
     cells = program_cells(sources[script], script)
     executed_cells = _executed_cells(folder, cells) if notebook else None

@@ -1,4 +1,4 @@
-"""Rearview in notebooks: `%load_ext rearview` calls `load`; the other modules execute and record notebooks."""
+"""Rearview in notebooks: run and record them, undo cells of a live one; `%load_ext rearview` calls `load`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ def load(shell: Any) -> None:
     import rearview
 
     print(_WELCOME.format(version=rearview.__version__, folder=Path.cwd()))  # noqa: T201 - asked for
-    from rearview.notebook.magics import register
+    from rearview.notebook.undo import register
 
     register(shell)

@@ -3,7 +3,8 @@
 jcache project execute --executor rearview
 
 Jupyter Book does not use an executor of jupyter-cache: its extension MyST-NB executes notebooks itself and only
-stores them in the cache. For it, this module is also an extension of Sphinx that replaces that step (`setup`).
+stores them in the cache. For Jupyter Book, this module is also an extension of Sphinx, which replaces the execution
+by MyST-NB (`setup`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from rearview.notebook.kernel_client import (
     Executed,
     execute,
     reuse_failure,
-    reuse_is_wanted,
+    reuse_is_allowed,
     reuse_lines,
     with_reuse,
 )
@@ -32,14 +33,14 @@ from rearview.store.project import FOLDER
 
 
 class CellFailedError(RearviewError):
-    """A cell of a notebook failed: jupyter-cache shows it and keeps nothing."""
+    """A cell of a notebook failed; jupyter-cache shows this error and stores no outputs."""
 
 
 class RearviewWorker(ExecutionWorkerLocalSerial):  # type: ignore[misc]
     """Executes one notebook of a project of jupyter-cache, in its own folder."""
 
     def execute(self, project_nb: Any, data: Any) -> ExecutionResult:
-        """Execute a notebook in a recording kernel; its outputs are put into `project_nb`."""
+        """Execute a notebook in a recording kernel, and put its outputs into `project_nb`."""
         file = Path(project_nb.uri)
         if not is_notebook(str(file)):
             raise UsageError(
@@ -54,9 +55,9 @@ class RearviewWorker(ExecutionWorkerLocalSerial):  # type: ignore[misc]
 def _result(
     file: Path, notebook: Any, timeout: float | None, logger: logging.Logger, *, allow_errors: bool
 ) -> ExecutionResult:
-    """Execute a notebook in a recording kernel; its outputs are put into `notebook`."""
+    """Execute a notebook in a recording kernel, and put its outputs into `notebook`."""
     begin = perf_counter()
-    reuse = reuse_is_wanted(os.environ)
+    reuse = reuse_is_allowed(os.environ)
     executed = _executed(file, timeout, logger, reuse=reuse)
     problem = reuse_failure(executed.content) if reuse else ""
     if problem:
@@ -88,19 +89,19 @@ class RearviewExecutor(JupyterExecutorLocalSerial):  # type: ignore[misc]
 
 
 _building: list[Path] = []
-"""The notebook that MyST-NB is about to execute."""
+"""File of the notebook that MyST-NB is about to execute; empty if Rearview does not execute the notebook."""
 
 
 def setup(app: Any) -> dict[str, Any]:
     """Let Jupyter Book, and Sphinx with MyST-NB, execute notebooks through Rearview in the mode `cache`.
 
-    `extra_extensions: [rearview.notebook.jupyter_cache]` in the `_config.yml` of a book, or the same in
-    `extensions` of a `conf.py`.
+    Sphinx calls this function if `rearview.notebook.jupyter_cache` is in `extra_extensions` of the `_config.yml` of
+    a book, or in `extensions` of a `conf.py`.
     """
     from myst_nb.core.execute import cache
     from sphinx.util.logging import getLogger
 
-    # executed notebooks of runs are not pages
+    # executed notebooks in the folders of runs are not pages of the book
     app.connect("config-inited", lambda _, config: config.exclude_patterns.append(FOLDER))
     client, execute_plainly = cache.NotebookClientCache, cache.single_nb_execution
     start_plainly = client.start_client

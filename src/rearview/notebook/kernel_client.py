@@ -1,8 +1,8 @@
 """Start the kernel that records a notebook, send it the cells, and collect their outputs.
 
-The kernel's process is started by the command of `execute.launch_command`, before the libraries that talk to it are
-imported: importing them takes about as long as a kernel takes to start, and both happen at once. nbclient sends the
-cells, so outputs, widgets, tags and errors are the same as with `jupyter execute`.
+The command of `execute.launch_command` starts the process of the kernel. nbclient and nbformat are imported only
+then: this takes about as long as a kernel takes to start, and both happen at once. nbclient sends the cells, so
+outputs, widgets, tags and errors are the same as with `jupyter execute`.
 """
 
 from __future__ import annotations
@@ -25,22 +25,24 @@ from rearview.errors import UsageError
 from rearview.execute.launch_command import LaunchCommand
 from rearview.model.process_messages import AGAIN, VARIABLE, Control
 from rearview.source.notebooks import language_and_positions
-from rearview.store.files import open_file
+from rearview.store.create_files import open_file
 
 EXECUTED = "executed.ipynb"
 """File in the folder of a run: the notebook with its outputs."""
 TIMED_OUT = 124
-"""Exit code after a cell that exceeded its time limit, as the command `timeout` has it."""
+"""Exit code after a cell that exceeded its time limit, the same as that of the command `timeout`."""
 REUSE_FAILED = "KeptResultsUnusable"
-"""Error of a kernel that cannot use the stored results of cells: all cells of the notebook are run again."""
+"""Name of the error that a kernel shows if it cannot use the stored results of cells; all cells are then run."""
 REUSE_VARIABLE = "REARVIEW_REUSE_CELLS"
 """Environment variable: 0 runs every cell, even if its result is stored."""
 _REUSED = "reused.json"
+"""File in the folder of a run: for each cell, why it ran; empty if its stored results were shown."""
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that are passed on to the kernel."""
 _GRACE = 5.0
 """Seconds that a cell has to end after it was interrupted."""
 Show = Callable[[str, str], None]
-"""Prints text of a cell: called with the stream (`stdout` or `stderr`) and the text."""
+"""Function that prints output of a cell; its arguments are the stream (`stdout` or `stderr`) and the text."""
 
 _CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 _RECONNECT = 10
@@ -81,32 +83,31 @@ class KernelProcess:
             VARIABLE: msgspec.json.encode(control).decode(),
             "JPY_PARENT_PID": str(os.getpid()),
         }
-        environment.pop(
-            "PYTHONEXECUTABLE", None
-        )  # as Jupyter does: it misleads a virtual environment
+        # Jupyter removes this variable too: a virtual environment is misled by it
+        environment.pop("PYTHONEXECUTABLE", None)
         process = subprocess.Popen(
             command.command,
             env=environment,
             cwd=command.folder,
             stdin=subprocess.PIPE,
-            start_new_session=True,  # an interrupt then reaches the kernel and its children alone
+            start_new_session=True,  # an interrupt of the process group reaches only the kernel and its children
         )
         assert process.stdin is not None
         process.stdin.close()
         return cls(process, file, command)
 
     def forward(self, number: int) -> None:
-        """Pass a signal on to the kernel, which runs the program."""
+        """Send a signal to the kernel, if it still runs."""
         if self.process.poll() is None:
             self.process.send_signal(number)
 
-    def ended(self) -> int:
+    def wait(self) -> int:
         """Wait for the end of the process and return its exit code."""
         code = self.process.wait()
         return 128 - code if code < 0 else code
 
     def end_unused(self) -> None:
-        """Kill a kernel that no client talks to."""
+        """Kill a kernel that has no client."""
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
@@ -120,13 +121,13 @@ class KernelProcess:
         spec = KernelSpec(argv=list(self.command.command), display_name="Python", language="python")
         manager = _manager_class()(
             connection_file=str(self.connection_file),
-            # a kernel that is asked to end first writes all its records to disk
+            # before a kernel ends, it writes all its records to disk
             shutdown_wait_time=float(10**6),
         )
         manager.load_connection_file()
         manager.client_factory = _channels_class()
         manager.context.setsockopt(zmq.RECONNECT_IVL, _RECONNECT)
-        manager._kernel_spec = spec  # noqa: SLF001 - none is installed, so none is looked up
+        manager._kernel_spec = spec  # noqa: SLF001 - no kernel spec is installed
         kernel = self
 
         class StartedKernel(LocalProvisioner):
@@ -149,7 +150,7 @@ def _manager_class() -> Any:
 
     class KernelManager(AsyncKernelManager):
         async def _async_wait(self, pollinterval: float = 0.1) -> None:
-            """Wait for the end of the process; the system reports it, where it can."""
+            """Wait for the end of the process, without polling if the system can report the end."""
             pid = getattr(self.provisioner, "pid", None)
             if pid is not None and self.has_kernel:
                 await _end_of(pid)
@@ -189,8 +190,8 @@ def _channels_class() -> Any:
         async def wait_for_ready(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
             """Wait until the kernel answers, and until a message that it publishes arrives.
 
-            jupyter_client also waits until 0.2 s have passed in which nothing is published; nbclient
-            takes only messages that answer its own requests, so nothing has to be discarded here.
+            jupyter_client also waits until nothing has been published for 0.2 s. That is not needed: nbclient
+            ignores messages that do not answer its own requests.
             """
             latest = float("inf") if timeout is None else monotonic() + timeout
             self.kernel_info()
@@ -208,7 +209,7 @@ def _channels_class() -> Any:
                 try:
                     await self.get_iopub_msg(timeout=_CHECK)
                 except Empty:
-                    self.kernel_info()  # published messages do not arrive yet
+                    self.kernel_info()  # messages that the kernel publishes do not arrive yet
                     continue
                 self._handle_kernel_info_reply(message)
                 return
@@ -234,7 +235,7 @@ class Executed:
 
 
 def check(data: bytes, path: str) -> list[int]:
-    """Return the positions of the cells that are executed; raise if the notebook cannot be run here."""
+    """Return the positions of the cells that are executed; raise UsageError if the notebook cannot be run."""
     language, positions = language_and_positions(data, path)
     if language != "python":
         raise UsageError(
@@ -259,7 +260,7 @@ def execute(
     with tempfile.TemporaryDirectory(prefix="rearview-") as folder:
         kernel = KernelProcess.start(command, Path(folder))
         try:
-            # imported while the kernel starts
+            # these imports take place while the kernel starts
             import nbformat
             from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
@@ -278,13 +279,13 @@ def execute(
         except CellTimeoutError:
             executed.code = TIMED_OUT
             executed.why = f"it took longer than {timeout:g} seconds (--timeout)"
-        except (DeadKernelError, RuntimeError) as exc:  # the latter while it starts
+        except (DeadKernelError, RuntimeError) as exc:  # RuntimeError: it died while it started
             if kernel.process.poll() is None:
                 raise
             executed.why = str(exc) or "the kernel died"
             died = True
         finally:
-            code = kernel.ended()
+            code = kernel.wait()
         retry_file = Path(folder) / AGAIN
         if died and retry_file.is_file():
             env = {**command.environment, VARIABLE: retry_file.read_text("utf-8")}
@@ -298,36 +299,36 @@ def execute(
     else:
         executed.code = code
     if command.run_folder is not None:
-        keep(command.run_folder, content)
+        store_executed(command.run_folder, content)
     return executed
 
 
 def _check_installed() -> None:
-    """Raise if a library that sends cells to a kernel is not installed; imports none of them."""
-    missing = [name for name in ("nbclient", "nbformat") if find_spec(name) is None]
-    if missing:
+    """Raise UsageError if nbclient or nbformat is not installed; import neither."""
+    missing_libraries = [name for name in ("nbclient", "nbformat") if find_spec(name) is None]
+    if missing_libraries:
         raise UsageError(
-            f"Notebooks need nbclient and nbformat (there is no {missing[0]}). Install them: "
+            f"Notebooks need nbclient and nbformat (there is no {missing_libraries[0]}). Install them: "
             "`pip install 'rearview[notebook]'`.",
             slug="notebook-extra",
         )
 
 
 def with_reuse(command: LaunchCommand, *, reuse: bool) -> LaunchCommand:
-    """Return the command with the reuse of stored results of cells switched on or off.
+    """Return a command like `command`, with the reuse of stored results of cells switched on or off.
 
-    Random generators that the notebook does not seed begin as in its last run, unless the environment
-    says that every cell is to be run.
+    Random generators that the notebook does not seed begin in the same states as in its last run, unless
+    `REUSE_VARIABLE` forbids reuse.
     """
     control = msgspec.structs.replace(
-        control_of(command), reuse_cells=reuse, repeat_seeds=reuse_is_wanted(os.environ)
+        control_of(command), reuse_cells=reuse, repeat_seeds=reuse_is_allowed(os.environ)
     )
     environment = {**command.environment, VARIABLE: msgspec.json.encode(control).decode()}
     return replace(command, environment=environment)
 
 
-def reuse_is_wanted(environment: Mapping[str, str]) -> bool:
-    """Return False if the environment says that every cell is to be run."""
+def reuse_is_allowed(environment: Mapping[str, str]) -> bool:
+    """Return True unless the environment variable `REUSE_VARIABLE` says that every cell is to be run."""
     return environment.get(REUSE_VARIABLE, "1").lower() not in {"0", "false", "no", "off"}
 
 
@@ -341,24 +342,24 @@ def reuse_failure(content: Any) -> str:
 
 
 def write(content: Any, file: Path) -> None:
-    """Write a notebook with its outputs."""
+    """Write a notebook with its outputs to a file."""
     import nbformat
 
     nbformat.write(content, str(file))
 
 
-def keep(folder: Path, content: Any) -> None:
+def store_executed(folder: Path, content: Any) -> None:
     """Store a notebook with its outputs in the folder of its run."""
     import nbformat
 
-    with contextlib.suppress(OSError):  # the store is gone: the recorder has warned about that
+    with contextlib.suppress(OSError):  # the store was removed: the recorder has warned already
         fd = open_file(folder / EXECUTED, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         with open(fd, "w", encoding="utf-8") as out:  # noqa: PTH123 - a descriptor
             out.write(nbformat.writes(content) + "\n")
 
 
 def reuse_lines(folder: Path) -> list[str]:
-    """Return lines for people: how many cells of a run were reused, and why the others ran."""
+    """Return messages for the user: how many cells of a run were reused, and why each other cell ran."""
     try:
         facts = msgspec.json.decode((folder / _REUSED).read_bytes())
     except (OSError, msgspec.MsgspecError):
@@ -416,7 +417,8 @@ def _client(content: Any, kernel: KernelProcess, show: Show, timeout: float | No
 
         async def async_start_new_kernel(self, **kwargs: Any) -> None:
             loop = asyncio.get_running_loop()
-            for number in _FORWARDED:  # nbclient's own handlers would end the kernel in the middle
+            # nbclient's own handlers would end the kernel in the middle of a cell
+            for number in _FORWARDED:
                 loop.add_signal_handler(number, kernel.forward, number)
             await super().async_start_new_kernel(**kwargs)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
@@ -433,5 +435,5 @@ def _client(content: Any, kernel: KernelProcess, show: Show, timeout: float | No
         startup_timeout=600,
         store_widget_state=True,
     )
-    client.owns_km = True  # it ends the kernel when all cells have run
+    client.owns_km = True  # nbclient then ends the kernel when all cells have run
     return client

@@ -1,6 +1,6 @@
-"""Restore the variables of a live notebook to their values after an earlier cell.
+"""Restore the variables of a live notebook to their values after an earlier cell, with the magic `%rv`.
 
-Before a cell runs, the variables that it can reach are copied, unless there is a copy already. Variables
+Before a cell runs, the variables that the cell can reach are copied, unless there is a copy already. Variables
 that share objects are copied and restored together, so that aliases stay aliases. Functions, classes and
 modules are kept by reference; the state of functions and classes of the notebook, such as a counter in a class, is
 copied.
@@ -15,10 +15,11 @@ import sys
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from html import escape
 from time import perf_counter
 from typing import Any
 
-from rearview.errors import UsageError
+from rearview.errors import RearviewError, UsageError
 from rearview.state.code_lookup import importable
 from rearview.state.codecs.rng import read_random_state, write_random_state
 from rearview.state.memory_blocks import GcPaused
@@ -32,6 +33,11 @@ from rearview.state.variable_groups import (
     sharing_groups,
 )
 
+HELP = """\
+%rv history          the cells that were run, with their seconds
+%rv undo             undo the last cell: variables have their values from before it
+%rv checkout CELL    restore the state after In [CELL]; 0 is the state at `%load_ext rearview`"""
+
 
 @dataclass
 class Group:
@@ -43,7 +49,7 @@ class Group:
     data: bytes | None = None
     buffers: list[bytearray] = field(default_factory=list)
     refused: str = ""
-    """Why they cannot be copied."""
+    """Why the variables cannot be copied; empty if they can."""
     digest: str = ""
     notes: tuple[str, ...] = ()
     """Parts that the copy lacks, in words."""
@@ -59,42 +65,43 @@ _DESCRIPTORS = (classmethod, staticmethod, property)
 
 
 class LiveObjects:
-    """Functions, classes and namespaces that a copy refers to: the copy is loaded in the process that made it.
+    """Functions, classes and namespaces that copies refer to, and do not contain.
 
-    A function that was copied with the variables it reads would go on to see their old values.
+    A copy is loaded in the process that made it, so it can refer to live objects. A function that was copied
+    together with its global variables would see only their old values.
     """
 
     def __init__(self) -> None:
         self._objects: dict[str, Any] = {}
 
     def name(self, obj: Any) -> str | None:
-        """Return the name under which an object is kept; None if it is to be copied."""
+        """Return the name by which a copy refers to an object, or None if the copy contains the object."""
         if isinstance(obj, type) or (type(obj) is types.FunctionType and not _has_state(obj)):
             return self._keep(obj)
-        if isinstance(obj, _Kept):
+        if isinstance(obj, _Reference):
             return self._keep(obj.value)
         return None
 
     def _keep(self, obj: Any) -> str:
-        name = str(id(obj))  # it stays unique, as the object is kept
+        name = str(id(obj))  # unique, because the object is kept in memory
         self._objects[name] = obj
         return name
 
     @staticmethod
     def rebuild(obj: Any) -> Any:
-        """Return how to rebuild a function that keeps something in itself, or its variable; None for other objects."""
+        """Return how pickle rebuilds a function with state or a variable of a closure, or None for any other object."""
         if type(obj) is types.CellType:
             try:
                 content: tuple[Any, ...] = (obj.cell_contents,)
-            except ValueError:  # it has no value yet
+            except ValueError:  # the variable has no value yet
                 content = ()
             return types.CellType, (), content, None, None, _fill_cell
         if type(obj) is not types.FunctionType:
             return None
         state = (obj.__defaults__, obj.__kwdefaults__, vars(obj).copy())
         names = (obj.__name__, obj.__qualname__, obj.__module__, obj.__doc__)
-        made = (_Kept(obj.__code__), _Kept(obj.__globals__), obj.__closure__, names)
-        return _function, made, state, None, None, _fill_function
+        arguments = (_Reference(obj.__code__), _Reference(obj.__globals__), obj.__closure__, names)
+        return _function, arguments, state, None, None, _fill_function
 
     def load(self, data: bytes, buffers: Iterable[Any]) -> Any:
         """Return the content of a copy."""
@@ -103,8 +110,8 @@ class LiveObjects:
         return unpickler.load()
 
 
-class _Kept:
-    """Stands in a copy for an object that is not copied."""
+class _Reference:
+    """A placeholder in a copy for an object that is not copied."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -118,11 +125,11 @@ class _CopyLoader(pickle.Unpickler):
 
 
 def _has_state(function: types.FunctionType) -> bool:
-    """Return True if a function keeps something in itself that may change, and is not found by its name."""
+    """Return True if a function has defaults, attributes or a closure that may change, and cannot be imported."""
     if function.__module__ != "__main__" and importable(function):
         return False
-    kept = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-    constant = all(isinstance(value, (*_ATOMS, *BY_REFERENCE)) for value in kept)
+    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    constant = all(isinstance(value, (*_ATOMS, *BY_REFERENCE)) for value in defaults)
     return bool(function.__closure__) or bool(vars(function)) or not constant
 
 
@@ -147,11 +154,11 @@ class DefinitionCopy:
 
     def __init__(self, value: Any) -> None:
         self._live = LiveObjects()
-        self._kept: dict[str, Any] = {}
-        """Attributes that cannot change or cannot be copied, as they are."""
+        self._uncopied: dict[str, Any] = {}
+        """Attributes that cannot change or cannot be copied."""
         self._copied: dict[str, Serialized] = {}
         self._functions: dict[str, DefinitionCopy] = {}
-        """What the methods of a class keep."""
+        """State of the methods of a class."""
         for name, attribute in attributes_of(value).items():
             if isinstance(attribute, types.FunctionType):
                 self._functions[name] = DefinitionCopy(attribute)
@@ -161,7 +168,7 @@ class DefinitionCopy:
                 else _serialized_or_none(attribute, self._live)
             )
             if copied is None:
-                self._kept[name] = attribute
+                self._uncopied[name] = attribute
             else:
                 self._copied[name] = copied
 
@@ -169,12 +176,12 @@ class DefinitionCopy:
         """Restore the attributes of a function or class; return True if any of them had changed."""
         changed = False
         now = attributes_of(value)
-        for name in now.keys() - self._kept.keys() - self._copied.keys():
+        for name in now.keys() - self._uncopied.keys() - self._copied.keys():
             delattr(value, name)
             changed = True
-        for name, kept in self._kept.items():
-            if now.get(name, self) is not kept:
-                setattr(value, name, kept)
+        for name, attribute in self._uncopied.items():
+            if now.get(name, self) is not attribute:
+                setattr(value, name, attribute)
                 changed = True
         for name, copied in self._copied.items():
             current = _serialized_or_none(now[name], self._live) if name in now else None
@@ -195,9 +202,9 @@ def _serialized_or_none(value: Any, live: LiveObjects) -> Serialized | None:
         copied = serialize({"": value}, by_name=live.name, rebuild=live.rebuild)
     except Exception:
         return None
-    # the memory of arrays will change
-    kept = [pickle.PickleBuffer(bytes(buffer.raw())) for buffer in copied.buffers]
-    return Serialized(copied.data, kept, copied.digest)
+    # the program may change the arrays: copy their memory
+    buffers = [pickle.PickleBuffer(bytes(buffer.raw())) for buffer in copied.buffers]
+    return Serialized(copied.data, buffers, copied.digest)
 
 
 @dataclass(frozen=True)
@@ -212,13 +219,13 @@ class Moment:
     references: Mapping[str, Any]
     """Variables that are functions, classes or modules."""
     definitions: Mapping[str, DefinitionCopy]
-    """The state of those of them that the notebook defines."""
+    """The state of the functions and classes that the notebook defines."""
     random: Mapping[str, Any]
     """States of the global random generators, by library."""
 
 
 class Undo:
-    """The moments of one namespace."""
+    """Remembers the variables of a namespace after each cell, and restores them."""
 
     def __init__(self, namespace: dict[str, Any], hidden: Iterable[str] = ()) -> None:
         self.namespace = namespace
@@ -240,7 +247,7 @@ class Undo:
         }
 
     def before(self, source: str) -> None:
-        """Copy the variables that a cell can reach and that have no copy yet."""
+        """Copy the variables that a cell, about to run, can reach and that have no copy yet."""
         reached = reachable(source, self.variables())
         self._touched = []
         for group in {id(group): group for group in self._groups.values()}.values():
@@ -301,7 +308,10 @@ class Undo:
         group.buffers = [bytearray(buffer.raw()) for buffer in copied.buffers]
 
     def back_to(self, moment: Moment) -> list[str]:
-        """Restore the variables to a moment; return the names that changed, each with the parts that it lacks."""
+        """Restore the variables to their values at a moment; return the names of the variables that changed.
+
+        If a copy lacked a part of a variable, the name is followed by a note about this part.
+        """
         todo: dict[int, Group] = {}
         for name, group in moment.groups.items():
             if self._groups.get(name) is not group:
@@ -316,17 +326,17 @@ class Undo:
                 )
         before = self.variables()
         restored: dict[str, Any] = {}
-        lacking: dict[str, str] = {}
+        notes: dict[str, str] = {}
         for group in todo.values():
             restored |= _load(group, moment, self._live)
         for group in todo.values():
-            # the copy becomes the variable; the next cell that reaches it makes a new copy
+            # the copy is now the variable itself; before the next cell that can reach it, a new copy is made
             group.data, group.buffers, group.digest = None, [], ""
             if group.notes:
-                lacking |= dict.fromkeys(group.names, f" ({group.notes[0]})")
-        kept = moment.groups.keys() | moment.references.keys()
-        changed = sorted({*restored, *(before.keys() - kept)})
-        for name in before.keys() - kept:
+                notes |= dict.fromkeys(group.names, f" ({group.notes[0]})")
+        names_then = moment.groups.keys() | moment.references.keys()
+        changed = sorted({*restored, *(before.keys() - names_then)})
+        for name in before.keys() - names_then:
             del self.namespace[name]
         for name, value in moment.references.items():
             if self.namespace.get(name) is not value:
@@ -339,17 +349,17 @@ class Undo:
         self._groups = dict(moment.groups)
         write_random_state(dict(moment.random))
         del self.moments[self.moments.index(moment) + 1 :]
-        return [name + lacking.get(name, "") for name in changed]
+        return [name + notes.get(name, "") for name in changed]
 
     def undo(self) -> tuple[Moment, list[str]]:
-        """Undo the last cell."""
+        """Restore the variables to their values before the last cell; return the moment and the changed names."""
         if len(self.moments) < 2:
             raise UsageError("There is no cell to undo.", slug="no-undo")
         moment = self.moments[-2]
         return moment, self.back_to(moment)
 
     def checkout(self, cell: int) -> tuple[Moment, list[str]]:
-        """Restore the variables to their values after a cell, given by its number."""
+        """Restore the variables to their values after a numbered cell; return the moment and the changed names."""
         for moment in reversed(self.moments):
             if moment.cell == cell:
                 return moment, self.back_to(moment)
@@ -378,11 +388,102 @@ def _load(group: Group, moment: Moment, live: LiveObjects) -> dict[str, Any]:
 def _random() -> dict[str, Any]:
     """Return the states of the global random generators of loaded libraries."""
     if "numpy" in sys.modules:
-        importlib.import_module("numpy.random")  # otherwise it would seed itself at the first draw
+        importlib.import_module("numpy.random")  # NumPy would seed the generator at its first draw
     return read_random_state()
 
 
 def size_of(moments: Iterable[Moment]) -> int:
-    """Return the bytes that the copies of some moments take."""
+    """Return how many bytes the copies of some moments take."""
     groups = {id(group): group for moment in moments for group in moment.groups.values()}
     return sum(group.nbytes for group in groups.values()) + sys.getsizeof(groups)
+
+
+class NotebookTable:
+    """A table of texts, which a notebook shows as HTML and a console as text."""
+
+    def __init__(self, rows: list[tuple[str, ...]], head: tuple[str, ...], note: str = "") -> None:
+        self._rows, self._head, self._note = rows, head, note
+
+    def __repr__(self) -> str:
+        rows = [self._head, *self._rows]
+        widths = [max(len(row[k]) for row in rows) for k in range(len(self._head))]
+        lines = [
+            "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        ]
+        return "\n".join([*lines, *([self._note] if self._note else [])])
+
+    def _repr_html_(self) -> str:
+        def row(cells: tuple[str, ...], tag: str) -> str:
+            return "<tr>" + "".join(f"<{tag}>{escape(item)}</{tag}>" for item in cells) + "</tr>"
+
+        body = "".join(row(item, "td") for item in self._rows)
+        return f"<table>{row(self._head, 'th')}{body}</table><p>{escape(self._note)}</p>"
+
+
+class Magics:
+    """Executes `%rv` in one shell."""
+
+    def __init__(self, shell: Any) -> None:
+        self.shell = shell
+        self.undo = Undo(shell.user_ns, shell.user_ns_hidden)
+        self._watched = False
+        """Whether the running cell started after the magic was loaded, and is not a `%rv` line itself."""
+        shell.events.register("pre_run_cell", self._before)
+        shell.events.register("post_run_cell", self._after)
+
+    def _before(self, info: Any) -> None:
+        source = info.raw_cell or ""
+        self._watched = not source.lstrip().startswith("%rv")
+        if self._watched:
+            self.undo.before(self.shell.transform_cell(source))
+
+    def _after(self, result: Any) -> None:
+        watched, self._watched = self._watched, False
+        if not watched or result is None or not result.info.store_history:
+            return
+        self.undo.after(int(result.execution_count or 0), result.info.raw_cell or "")
+
+    def __call__(self, line: str) -> Any:
+        """Execute the line after `%rv`."""
+        verb, _, arguments = line.strip().partition(" ")
+        try:
+            if verb == "undo":
+                return self._restored(*self.undo.undo())
+            if verb == "checkout":
+                if not arguments.strip().isdigit():
+                    raise UsageError(
+                        f"%rv checkout takes the number of a cell, not {arguments!r}.",
+                        slug="no-undo",
+                    )
+                return self._restored(*self.undo.checkout(int(arguments)))
+            if verb == "history":
+                return self._history()
+            return NotebookTable([(line,) for line in HELP.splitlines()], ("rv",))
+        except RearviewError as exc:
+            from IPython.core.error import UsageError as IPythonUsageError
+
+            raise IPythonUsageError(f"{exc} (docs/errors.md#{exc.slug})") from None
+
+    def _restored(self, moment: Moment, changed: list[str]) -> NotebookTable:
+        note = f"now as after cell {moment.cell}" if moment.cell else "now as at the start"
+        return NotebookTable([(name,) for name in changed], ("brought back",), note)
+
+    def _history(self) -> NotebookTable:
+        rows: list[tuple[str, ...]] = [
+            (
+                str(moment.cell),
+                f"{moment.seconds:.2f} s",
+                moment.source.strip().partition("\n")[0][:60],
+            )
+            for moment in self.undo.moments
+            if moment.cell
+        ]
+        note = f"copies take {size_of(self.undo.moments) / 1e6:.1f} MB"
+        return NotebookTable(rows, ("cell", "took", "source"), note)
+
+
+def register(shell: Any) -> None:
+    """Add `%rv` to a shell, once."""
+    if "rv" not in shell.magics_manager.magics["line"]:
+        shell.register_magic_function(Magics(shell), "line", "rv")

@@ -23,7 +23,7 @@ from rearview.model import Checkpoint, Edge, LoopStep
 from rearview.runtime.loops import LoopEntry
 from rearview.runtime.program_frames import as_recorded, load_modules, rebind
 from rearview.runtime.sandbox.file_view import PathUse
-from rearview.runtime.sandbox.written_files import put_back
+from rearview.runtime.sandbox.written_files import restore_files
 from rearview.runtime.saving.dirty_pages import TRACK_FROM, Pages, PageWatch, address_of
 from rearview.runtime.session import Session
 from rearview.state.capture import capture
@@ -242,7 +242,7 @@ class CheckpointIndex:
                 slug="frames",
             )
         matching = as_recorded(live, recorded["names"])
-        put_back(
+        restore_files(
             checkpoint.parts,
             lambda key: loaded[key],
             checkpoint.meta.outputs,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rearview.model import RunEnd
 from rearview.model.wording import plural, printable, size
-from rearview.store.printed_lines import printed
+from rearview.store.printed_lines import read_printed_lines
 
 MOST_NAMED = 6
 """Most columns that are named; further ones are only counted."""
@@ -110,6 +110,6 @@ def _printed_names(folder: Path) -> list[str]:
 
     names: dict[str, None] = {}
     with suppress(OSError):
-        for line in islice(printed(folder), _MOST_LINES):
+        for line in islice(read_printed_lines(folder), _MOST_LINES):
             names |= dict.fromkeys(numbers_in(line.text))
     return list(names)

@@ -344,7 +344,7 @@ class Finder:
         if spec is None or type(spec.loader) is not SourceFileLoader or spec.origin is None:
             return self._with_timed_loader(spec)
         view = self._compiler.view
-        origin = spec.origin if view is None else view.seeming(spec.origin)
+        origin = spec.origin if view is None else view.program_path(spec.origin)
         if self._compiler.session.belongs(origin):
             loader = _Loader(name, origin, self._compiler)
         elif name in LOOPS:

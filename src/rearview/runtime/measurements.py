@@ -16,7 +16,7 @@ from time import perf_counter
 from typing import Any
 
 from rearview.model.run import DeepLoop, MainLoop
-from rearview.store.files import fingerprint
+from rearview.store.recorded_inputs import fingerprint
 
 _HERE = __name__.partition(".")[0]
 

@@ -26,12 +26,12 @@ from rearview.errors import UsageError
 from rearview.model import CheckpointMeta, Edge, Point, RunEnd, Snapshot, Step
 from rearview.model.run import EXIT_PAUSED
 from rearview.model.wording import printable
-from rearview.runtime.capture.assigned_scalars import AssignedScalars
-from rearview.runtime.capture.captured_value_writer import CapturedRecords
 from rearview.runtime.cells.cell_inputs import ScriptCells
 from rearview.runtime.final_message import closing_lines, print_closing_lines
 from rearview.runtime.loops import SLICE, STRIDE, LoopEntry, ended_at_test
 from rearview.runtime.measurements import Timeline, surroundings
+from rearview.runtime.observed_values.assigned_scalars import AssignedScalars
+from rearview.runtime.observed_values.captured_records import CapturedRecords
 from rearview.runtime.program_frames import position, unobserved
 from rearview.runtime.sandbox.clock import Clock
 from rearview.runtime.sandbox.printed_lines import PrintedLines
@@ -638,7 +638,7 @@ class Recorder(Session):
     def _created_files(self) -> frozenset[str]:
         """Return the files that the run created, including files that C code wrote."""
         traces = self.outputs.traces if self.outputs is not None else None
-        return frozenset(traces.absent() if traces is not None else ())
+        return frozenset(traces.created_paths() if traces is not None else ())
 
     def summary(self, code: int) -> RunEnd:
         """Return the measurements of the run that has ended with `code`, for planning and `rearview show`."""

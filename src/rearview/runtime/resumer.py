@@ -285,7 +285,7 @@ class Resumer(Recorder):
         """Restore output files that are too large for a checkpoint, before the state is restored."""
         assert self.target is not None
         if self.outputs is not None:
-            self.outputs.bring_back(self.target.meta.outputs.get("large", ()))
+            self.outputs.restore_large_files(self.target.meta.outputs.get("large", ()))
 
     def _begin_recording(self) -> None:
         self.origin, self.target = self.target, None
@@ -293,7 +293,7 @@ class Resumer(Recorder):
             self.source_change.stop()
             self.source_change = None
             facts = {"version": self.continues, "point": str(self.origin and self.origin.point)}
-            self.runs.note(self.run, "continued", facts)
+            self.runs.append_event(self.run, "continued", facts)
         if self.origin is not None:
             path = self.origin.meta.path
             full_iteration = len(path) == 1 and self.origin.edge is not Edge.END

@@ -379,7 +379,7 @@ def _unload_shadowed(folder: str, plain: frozenset[str]) -> None:
 
 
 def _path_in_program(session: Any, file: str) -> str:
-    return file if session.view is None else str(session.view.seeming(file))
+    return file if session.view is None else str(session.view.program_path(file))
 
 
 def _file_of_module(name: str) -> str | None:

@@ -44,7 +44,7 @@ from rearview.source.library_loops import LOOPS
 from rearview.state.codecs.suspended_generators import LoopIterator, sources_of
 from rearview.state.object_walk import Anchors
 from rearview.store.project import FOLDER, Project
-from rearview.store.records import encode_place, encode_point
+from rearview.store.records import encode_point, encode_source_line
 
 SHORT_INSIDE = 0.0002
 """Seconds; a loop inside one other loop is no longer watched after an execution that is shorter."""
@@ -460,7 +460,7 @@ class Session:
             file, line = where
             path = resolved(file) if self.belongs(file) else ""
             inside = path.startswith(self.root)
-            place = encode_place(path[len(self.root) :], line) if inside else b""
+            place = encode_source_line(path[len(self.root) :], line) if inside else b""
             self._places[where] = place
         return place
 

@@ -29,23 +29,23 @@ from rearview.model.run import is_notebook
 from rearview.model.secrets import redact_value, redact_words
 from rearview.model.wording import printable
 from rearview.runtime import importer
-from rearview.runtime.capture.start_capture import start_capture
 from rearview.runtime.checkpoint_index import CheckpointIndex
 from rearview.runtime.importer import ImportTimes
 from rearview.runtime.loops import LoopHistory
+from rearview.runtime.observed_values.start_observing import start_observing
 from rearview.runtime.recorder import Recorder
 from rearview.runtime.sandbox import clock, entropy
 from rearview.runtime.sandbox.clock import Clock
 from rearview.runtime.sandbox.printed_lines import PrintedLines
 from rearview.runtime.sandbox.program_inputs import EnvironmentReads, InputFiles
-from rearview.runtime.sandbox.written_files import Outputs, OverwrittenFiles, allow_making_again
+from rearview.runtime.sandbox.written_files import Outputs, OverwrittenFiles, allow_mkdir_again
 from rearview.runtime.saving.overhead import Overhead
 from rearview.runtime.saving.writer import RemoteCopy, Writer
 from rearview.runtime.session import Session, current_session, use_session
 from rearview.state.codecs.base import REFUSAL_HANDLERS
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.checkpoints.compression import CompressionPolicy
-from rearview.store.files import fields_of_record
+from rearview.store.json_files import fields_of_struct
 from rearview.store.machine import hardware
 from rearview.store.project import Project, root_of
 from rearview.store.records import RecordFile
@@ -200,7 +200,7 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
         if not joins:
             session.printing = PrintedLines(runs.folder(run), session.loops_and_indices)
             session.printing.install()
-            start_capture(session, checkpoints.objects.put)
+            start_observing(session, checkpoints.objects.put)
     if not joins:
         _start_heartbeat(runs, session)
     return session
@@ -262,17 +262,18 @@ def _resume(control: Control) -> Resumer:
     session.clock.install()
     overwritten = _overwritten_files(session)
     afresh = target is None or control.afresh
-    allow_making_again(
-        overwritten.take_away(data=afresh, last_sign_of_life=last_sign_of_life), session.root
+    allow_mkdir_again(
+        overwritten.restore_initial_files(data=afresh, last_sign_of_life=last_sign_of_life),
+        session.root,
     )
-    if not afresh and overwritten.data():
+    if not afresh and overwritten.data_files():
         session.afresh = restart.afresh
     session.shared = frozenset(overwritten.shared)
     session.outputs = Outputs(session.root, session.stop_recording, overwritten)
     session.outputs.install()
     session.printing = PrintedLines(folder, session.loops_and_indices)
     session.printing.install()
-    start_capture(session, put, attempt=attempt)
+    start_observing(session, put, attempt=attempt)
     _start_heartbeat(runs, session)
     return session
 
@@ -396,7 +397,7 @@ def facts(
         "argv": redact_words(control.args),
         "cwd": os.getcwd(),  # noqa: PTH109 - as the program sees it
         "heartbeat": settings.heartbeat,
-        **fields_of_record(start),
+        **fields_of_struct(start),
     }
 
 

@@ -1,8 +1,8 @@
-"""This machine: its cores and accelerators, and whether a process that wrote to the store still runs.
+"""The cores and accelerators of this machine, and whether a process that wrote to the store is still alive.
 
-The identity of a process (host, boot, process namespace, number, start time) distinguishes it from every
-other one, also from later ones with the same number. On its own machine the kernel knows whether it is
-alive; for a process elsewhere, the time of change of its heartbeat file is its last sign of life.
+The identity of a process (host, boot, process namespace, number, start time) distinguishes a process from every other
+process, also from later processes with its number. The kernel knows which processes of this machine are
+alive. The last sign of life of a process on another machine is the modification time of its heartbeat file.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from pathlib import Path
 from typing import Any
 
 _STAT_STATE, _STAT_START = 0, 19
-"""Fields of /proc/PID/stat, counted after the name of the program."""
+"""Numbers of two fields in /proc/PID/stat, counted from the field after the name of the program."""
 _LEAST_SILENCE = 60.0
 """Seconds without a sign of life before a process on another machine counts as dead."""
 _LONG_SILENCE = 86_400.0
-"""Seconds without a sign of life before it is certainly dead."""
+"""Seconds without a sign of life before a process on another machine is certainly dead."""
 _CPUINFO = Path("/proc/cpuinfo")
 _GPUS = Path("/proc/driver/nvidia/gpus")
 _FIRST_CORE = 4096
-"""Bytes of /proc/cpuinfo to read: they hold the first core, and reading on asks every core."""
+"""Bytes of /proc/cpuinfo to read: enough for the first core. Reading further cores takes time."""
 
 
 def process_identity(pid: int | None = None) -> dict[str, Any]:
-    """Return the identity of a process of this machine, by default of this process, as JSON keeps it."""
+    """Return the identity of a process of this machine, by default of this process, as values for JSON."""
     pid = os.getpid() if pid is None else pid
     fields = _stat(pid)
     return {
@@ -43,10 +43,10 @@ def process_identity(pid: int | None = None) -> dict[str, Any]:
 
 
 def is_alive(identity: Mapping[str, Any], heartbeat: Path) -> bool:
-    """Return True if the process with that identity lives.
+    """Return True if the process with the given identity is alive.
 
-    Of a process on another machine or in another container, True if the file `heartbeat` changed less
-    than a minute, or six of its intervals (`identity["heartbeat"]` seconds), ago.
+    A process on another machine or in another container counts as alive if the file `heartbeat` changed less
+    than a minute ago, or less than six heartbeat intervals (of `identity["heartbeat"]` seconds) ago.
     """
     alive = _known_to_kernel(identity)
     if alive is not None:
@@ -57,10 +57,10 @@ def is_alive(identity: Mapping[str, Any], heartbeat: Path) -> bool:
 
 
 def is_certainly_dead(identity: Mapping[str, Any], heartbeat: Path) -> bool:
-    """Return True if the process with that identity is dead beyond doubt.
+    """Return True if the process with the given identity is dead beyond doubt.
 
-    Of a process on another machine or in another container, True if the file `heartbeat` has not
-    changed for a day.
+    A process on another machine or in another container counts as dead if the file `heartbeat` has not changed
+    for a day.
     """
     alive = _known_to_kernel(identity)
     if alive is not None:
@@ -70,13 +70,13 @@ def is_certainly_dead(identity: Mapping[str, Any], heartbeat: Path) -> bool:
 
 
 def _known_to_kernel(identity: Mapping[str, Any]) -> bool | None:
-    """Return True if the kernel knows a process to be alive, False if dead, None if it cannot know."""
-    own = process_identity(0)
-    if identity.get("host") != own["host"]:
+    """Return True if the kernel says that a process is alive, False if the process is dead, None if the kernel cannot know."""
+    this_process = process_identity(0)
+    if identity.get("host") != this_process["host"]:
         return None
-    if identity.get("boot") != own["boot"]:
-        return False  # the machine was restarted since then
-    if not own["boot"] or identity.get("space") != own["space"]:
+    if identity.get("boot") != this_process["boot"]:
+        return False  # the machine was restarted since the process ran
+    if not this_process["boot"] or identity.get("space") != this_process["space"]:
         return None
     fields = _stat(int(identity.get("pid", 0)))
     return (
@@ -98,7 +98,9 @@ def _stat(pid: int) -> list[str] | None:
         text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
     except OSError:
         return None
-    return text.rpartition(")")[2].split()  # the name before it may hold anything
+    return text.rpartition(")")[
+        2
+    ].split()  # the name of the program, before these fields, may contain blanks and brackets
 
 
 def _boot_id() -> str:
@@ -109,7 +111,7 @@ def _boot_id() -> str:
 
 
 def _pid_namespace() -> str:
-    """Return the namespace of process numbers: containers on one machine number their own."""
+    """Return the namespace of process numbers, because containers on one machine number their processes separately."""
     try:
         return str(Path("/proc/self/ns/pid").readlink())
     except OSError:
@@ -124,7 +126,7 @@ def cores() -> int:
 
 
 def gpus() -> list[str]:
-    """Return the models of the accelerators of this machine, as the driver lists them."""
+    """Return the model of each accelerator of this machine, according to the driver."""
     try:
         folders = sorted(_GPUS.iterdir())
     except OSError:
@@ -133,9 +135,9 @@ def gpus() -> list[str]:
 
 
 def hardware() -> dict[str, Any]:
-    """Return the facts that decide how fast this machine computes, as runs store them.
+    """Return the facts that determine how fast this machine computes, as runs store them.
 
-    `visible` is the value of CUDA_VISIBLE_DEVICES, None if it is not set.
+    `visible` is the value of CUDA_VISIBLE_DEVICES, or None if the variable is not set.
     """
     return {
         "cpu": _field(_CPUINFO, "model name") or platform.machine(),
@@ -146,10 +148,10 @@ def hardware() -> dict[str, Any]:
 
 
 def hardware_id(facts: Mapping[str, Any]) -> str:
-    """Return a name that all machines with the same hardware share.
+    """Return an id that is equal for machines with equal hardware.
 
-    The host's name is not part of it: a container has a new one each time, and equal nodes of a cluster
-    need to be measured once.
+    The id does not depend on the name of the host: a container gets a new name at each start, and of all equal
+    nodes of a cluster only one has to be measured.
 
     >>> a = {"cpu": "x", "cores": 2, "gpus": [], "visible": None}
     >>> hardware_id(a) == hardware_id({**a, "visible": "0"})

@@ -1,7 +1,7 @@
-"""The lines that a run printed, with the point at which each was printed, and the records made from them.
+"""Read the lines that a run printed, each with its point, and turn the numbers in these lines into records.
 
-The training process only stores the lines. A reader extracts the numbers when the run is queried, into a
-cache that may be deleted: this costs training nothing and works for older runs too.
+The training process only stores the lines. The numbers are extracted when the run is first queried, and stored in a
+cache that may be deleted. So extraction does not slow down training, and also works for older runs.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from rearview.durable_files import add_check, add_item, is_intact, is_intact_lis
 from rearview.model import MainLoop, Point, Run, Step
 from rearview.model.run import MARK, Origin, name_of
 from rearview.source.numbers_in_output import PrintedNumbers
-from rearview.store.files import make_folder, open_file
+from rearview.store.create_files import make_folder, open_file
 from rearview.store.project import Project
 from rearview.store.records import RecordFile, encode_point
 
 FILE = "printed.jsonl"
-"""File in a run's folder. Its lines are {"format": 2}, then [loops, iterations, stream, text], or
-{"dropped": why} in place of lines that were not stored; each with its checksum. Format 1 has none."""
+"""File in a run's folder. Its first line is {"format": 2}. Each other line is [loops, iterations, stream, text], or
+{"dropped": reason} in place of printed lines that were not stored. Each line has a checksum, except in format 1."""
 FORMAT = 2
 STREAMS = ("", "out", "err")
 
 
 @dataclass(frozen=True, slots=True)
 class PrintedLine:
-    """One printed line, or a remark in place of lines that were not stored."""
+    """One printed line, or a remark of Rearview in place of lines that were not stored."""
 
     loops: tuple[str, ...]
     indices: tuple[int, ...]
@@ -44,7 +44,7 @@ class PrintedLine:
 
     @property
     def where(self) -> str:
-        """The point, as points are written.
+        """The point at which the line was printed, as text.
 
         >>> PrintedLine(("epoch", "step"), (3, 20), "out", "loss 0.5").where
         'epoch=3/step=20'
@@ -66,43 +66,46 @@ _decode_note = msgspec.json.Decoder(_Note).decode
 
 
 def encode(row: _Row | Mapping[str, object]) -> bytes:
-    """Return one line of the file, with its checksum."""
+    """Return a row as one line of the file, with its checksum."""
     text = msgspec.json.encode(row)
     return (add_check(text) if isinstance(row, Mapping) else add_item(text)) + b"\n"
 
 
-def printed(folder: Path) -> Iterator[PrintedLine]:
-    """Yield the lines that the run in `folder` printed, if they were stored and are intact."""
+def read_printed_lines(folder: Path) -> Iterator[PrintedLine]:
+    """Yield the lines that the run in `folder` printed; damaged lines are left out."""
     for raw, line in _read(folder):
         if line is not None and raw:
             yield line
 
 
 def intact_lines(folder: Path) -> tuple[list[bytes], int]:
-    """Return the intact lines of the file, and the number of damaged ones."""
+    """Return the intact lines of the file in `folder`, as bytes, and the number of damaged lines."""
     lines = [(raw, line) for raw, line in _read(folder) if raw]
-    good = [raw for raw, line in lines if line is not None or _is_head(raw)]
-    return good, len(lines) - len(good)
+    intact = [raw for raw, line in lines if line is not None or _is_head(raw)]
+    return intact, len(lines) - len(intact)
 
 
-def is_checked(folder: Path) -> bool:
-    """Return True if the lines of the file have checksums."""
+def has_checksums(folder: Path) -> bool:
+    """Return True if the lines of the file in `folder` have checksums."""
     return _first(folder) != _OLD
 
 
 def _read(folder: Path) -> Iterator[tuple[bytes, PrintedLine | None]]:
+    """Yield each line of the file with its content; the content of a damaged line and of the first line is None."""
     try:
-        *whole, last_line = (folder / FILE).read_bytes().split(b"\n")
+        *complete_lines, last_line = (folder / FILE).read_bytes().split(b"\n")
     except FileNotFoundError:
         return
-    old = _first(folder) == _OLD
-    if old or is_intact_list(last_line[:-1]):  # without a last line that a kill cut off
-        whole.append(last_line if old else last_line[:-1])
-    for raw in whole:
+    has_no_checksums = _first(folder) == _OLD
+    if has_no_checksums or is_intact_list(
+        last_line[:-1]
+    ):  # a last line that a kill cut off is ignored
+        complete_lines.append(last_line if has_no_checksums else last_line[:-1])
+    for raw in complete_lines:
         try:
-            yield raw, _line(raw, old=old)
+            yield raw, _line(raw, old=has_no_checksums)
         except (msgspec.MsgspecError, ValueError, IndexError):
-            if not old or raw is not last_line:
+            if not has_no_checksums or raw is not last_line:
                 yield raw, None
 
 
@@ -136,50 +139,53 @@ def _is_head(raw: bytes) -> bool:
 
 
 RULES = 1
-"""Version of the rules by which numbers are extracted; a new version rebuilds the cache."""
+"""Version of the rules by which numbers are extracted; caches of another version are rebuilt."""
 COLUMNS = 40
-"""Most columns that the printed lines of one run give."""
+"""Most names of numbers that are extracted from the lines of one run."""
 
 
 def printed_records(project: Project, run: Run, folder: Path) -> Path | None:
-    """Return the file with the numbers in the lines that a run printed; None if there are none.
+    """Return the file of records with the numbers in the lines that a run printed, or None if there are none.
 
-    `folder` is the run's. The file is created if it does not exist; the caller seals it.
+    `folder` is the folder of the run. The file is in the cache, and created if it does not exist. The caller
+    converts it to Parquet.
     """
     try:
         size = (folder / FILE).stat().st_size
     except OSError:
         return None
-    place = project.cache / "printed" / run.id
+    cache = project.cache / "printed" / run.id
     stem = f"records-{size}-{RULES}"
     for suffix in (".parquet", ".jsonl"):
-        if (file := place / (stem + suffix)).exists():
+        if (file := cache / (stem + suffix)).exists():
             return file
-    if (place / f"{stem}.none").exists():
+    if (cache / f"{stem}.none").exists():
         return None
     try:
-        return _make(place, stem, run, folder)
+        return _extract_records(cache, stem, run, folder)
     except OSError:
-        return None  # the store is read-only: the run has no such columns
+        return (
+            None  # the store is read-only: without a cache, there are no columns of printed numbers
+        )
 
 
-def _make(place: Path, stem: str, run: Run, folder: Path) -> Path | None:
-    make_folder(place)
-    for old in place.glob("records-*"):
+def _extract_records(cache: Path, stem: str, run: Run, folder: Path) -> Path | None:
+    make_folder(cache)
+    for old_file in cache.glob("records-*"):
         with contextlib.suppress(OSError):
-            old.unlink()
-    target = place / f"{stem}.jsonl"
-    with tempfile.TemporaryDirectory(dir=place, prefix=".making-") as aside:
-        out = RecordFile(Path(aside), run.id, origin=MARK + Origin.PRINTED.value)
+            old_file.unlink()
+    target = cache / f"{stem}.jsonl"
+    with tempfile.TemporaryDirectory(dir=cache, prefix=".making-") as making:
+        out = RecordFile(Path(making), run.id, origin=MARK + Origin.PRINTED.value)
         written = False
-        for point, items in _numbers(printed(folder), run.end.main):
+        for point, items in _numbers(read_printed_lines(folder), run.end.main):
             out.append(encode_point(point), list(items.items()))
             written = True
         out.close()
         if not written:
-            os.close(open_file(place / f"{stem}.none", os.O_WRONLY | os.O_CREAT))
+            os.close(open_file(cache / f"{stem}.none", os.O_WRONLY | os.O_CREAT))
             return None
-        new_file = next(Path(aside).glob("records-*.jsonl"))
+        new_file = next(Path(making).glob("records-*.jsonl"))
         shutil.move(new_file, target)
     return target
 
@@ -187,7 +193,7 @@ def _make(place: Path, stem: str, run: Run, folder: Path) -> Path | None:
 def _numbers(
     lines: Iterator[PrintedLine], main: MainLoop
 ) -> Iterator[tuple[Point, dict[str, int | float]]]:
-    """Yield the named numbers of each line with its point."""
+    """Yield for each line that holds numbers its point, and the numbers by name."""
     streams = {"out": PrintedNumbers(), "err": PrintedNumbers()}
     names: set[str] = set()
     for line in lines:
@@ -201,7 +207,7 @@ def _numbers(
 
 
 def _point(line: PrintedLine, main: MainLoop) -> Point:
-    """Return the point at which a line was printed, with the values of loop targets if known."""
+    """Return the point at which a line was printed, with the values of the loop targets if they are known."""
     steps = []
     for depth, (loop, index) in enumerate(zip(line.loops, line.indices, strict=True)):
         value = _target(loop, index, main, outermost=depth == 0)
@@ -210,17 +216,22 @@ def _point(line: PrintedLine, main: MainLoop) -> Point:
 
 
 def _target(loop: str, index: int, main: MainLoop, *, outermost: bool) -> Any:
-    """Return the value of a loop's target in iteration `index`; None if it is not known."""
+    """Return the value of the target of a loop in iteration `index`, or None if the value is not known.
+
+    The values are known for loops over a range and for recorded loop values, unless two loops have the name.
+    """
     if outermost:
         if loop != main.name:
             return None
-        span, held = main.span, main.held
+        span, values = main.span, main.held
     else:
-        spans, helds = main.spans or {}, main.helds or {}
-        sites = [site for site in {**spans, **helds} if name_of(site) == loop]
-        if len(sites) != 1:
+        spans_by_loop, values_by_loop = main.spans or {}, main.helds or {}
+        same_name = [
+            loop_id for loop_id in {**spans_by_loop, **values_by_loop} if name_of(loop_id) == loop
+        ]
+        if len(same_name) != 1:
             return None
-        span, held = spans.get(sites[0]), helds.get(sites[0])
+        span, values = spans_by_loop.get(same_name[0]), values_by_loop.get(same_name[0])
     if span:
         return span[0] + span[1] * index
-    return held[index] if held and 0 <= index < len(held) else None
+    return values[index] if values and 0 <= index < len(values) else None

@@ -1,4 +1,4 @@
-"""The project and its store: where the `.rearview` folder is, its layout and its format number."""
+"""A project and its store: find or create the `.rearview` folder; its layout and its format number."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from rearview.config import Settings
 from rearview.durable_files import sync_folder
 from rearview.errors import StoreError
 from rearview.store import trust
-from rearview.store.files import GROUP, OWNER, make_folder, make_top, publish
+from rearview.store.create_files import GROUP, OWNER, make_folder, make_store_folder, publish
 
 FOLDER = ".rearview"
 EVENT_FILES = "tensorboard"
 """Folder of the store for event files of backfilled values, by run and replay."""
 FORMAT = 2
-"""Newest layout that this Rearview reads. A store with a higher number is refused."""
+"""Newest format of a store that this Rearview reads. A store with a higher number is refused."""
 MARK = "carried"
-"""File in a store that was copied to a node of a cluster."""
+"""Name of the file that marks a store as a copy on a node of a cluster."""
 PLAIN, COMPRESSED = 1, 2
-"""Format of a store without compressed objects, which every new store has, and of one with them."""
+"""Formats of a store without and with compressed objects; a new store has the format `PLAIN`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +38,19 @@ class Project:
           identity.json                which store this is (`store.trust`), and its format again
           .gitignore                   *
           config.toml                  settings (optional)
-          objects/ab/cdef…             big parts, named by their BLAKE3 hash; some compressed
+          objects/ab/cdef…             large parts, named by their BLAKE3 hash; some compressed
           packs/<run>/<seq>-<x>.pack   small parts of one checkpoint
           checkpoints/<run>/<seq>.json manifests; renamed into place last
           runs/<run>/run.json          facts at start
           runs/<run>/heartbeat         its mtime is the last sign of life
-          runs/<run>/end.json          how it ended
+          runs/<run>/end.json          how the run ended
           runs/<run>/events.jsonl      facts added later: arguments, resumptions
-          runs/<run>/replays.jsonl     replays of it, and whether they were proved
+          runs/<run>/replays.jsonl     replays of the run, and whether each was proved
           runs/<run>/clock.bin         the times that the program read, eight bytes each
-          runs/<run>/printed.jsonl     the lines it printed, with their points
-          runs/<run>/energy.jsonl      when it ran, and the energy it used
+          runs/<run>/printed.jsonl     the lines that the run printed, with their points
+          runs/<run>/energy.jsonl      when the run was active, and the energy that it used
           runs/<run>/records-*.jsonl   records, one file per process
-          runs/<run>/records-*.parquet the same, sealed; the lines are gone then
+          runs/<run>/records-*.parquet records converted to Parquet; the JSON lines are removed
           corrections.json             places that the user gave to statements
           versions.git/                source, where the project has no git
           replays/                     outputs of replays
@@ -94,7 +94,7 @@ class Project:
 
     @property
     def writing(self) -> Path:
-        """Folder of the saves in flight."""
+        """Folder with a file for each save in flight."""
         return self.store / "writing"
 
     @property
@@ -109,7 +109,7 @@ class Project:
 
     @classmethod
     def find(cls, start: Path) -> Project | None:
-        """Return the project of `start`: the nearest folder with a store, from `start` upwards."""
+        """Return the project of the nearest folder with a store, from `start` upwards, or None if there is none."""
         start = start.resolve()
         for folder in (start, *start.parents):
             if (folder / FOLDER / "format").is_file():
@@ -120,7 +120,7 @@ class Project:
 
     @classmethod
     def open(cls, start: Path) -> Project:
-        """Return the project of `start`; raise if there is none."""
+        """Return the project of the nearest folder with a store, from `start` upwards; raise if there is none."""
         project = cls.find(start)
         if project is None:
             below = _project_below(start)
@@ -147,17 +147,17 @@ class Project:
             project.check()
             trust.check_links(project.store, Settings.read(project.store).trust)
             with contextlib.suppress(OSError):  # on a file system without modes
-                make_top(project.store, mode)
+                make_store_folder(project.store, mode)
             return project
         try:
-            make_top(project.store, mode)
-            # a folder that already held more than settings may come from a stranger
+            make_store_folder(project.store, mode)
+            # a folder that already held more than settings may come from a stranger, and is not trusted
             new = {entry.name for entry in project.store.iterdir()} <= {"config.toml", MARK}
             for folder in (project.objects, project.packs, project.checkpoints, project.runs):
                 make_folder(folder)
             publish(project.store / ".gitignore", b"*\n", durable=False)
             if new:
-                trust.begin(project.store, PLAIN)
+                trust.create_identity(project.store, PLAIN)
             publish(project.store / "format", b"%d\n" % PLAIN, durable=False)
         except OSError as exc:
             raise StoreError(
@@ -196,9 +196,9 @@ class Project:
         return number
 
     def needs(self, number: int) -> None:
-        """Raise the format of the store to `number`, so that an older Rearview refuses it."""
+        """Raise the format of the store to `number`, so that an older Rearview refuses the store."""
         if self.check() < number:
-            trust.note_layout(self.store, number)
+            trust.store_layout(self.store, number)
             publish(self.store / "format", b"%d\n" % number)
             sync_folder(self.store)
 
@@ -214,15 +214,15 @@ def _differ_in_one_bit(a: str, b: str) -> bool:
 
 
 def root_of(script: Path) -> Path:
-    """Return the folder that a script's history belongs to.
+    """Return the folder of the project to which a script belongs.
 
-    That is the nearest folder above the script that has a store; else the git repository, if the script
-    adds a folder above its own to `sys.path`; else the current folder, if it contains the script; else the
-    script's own folder.
+    This is the nearest folder above the script that has a store. If there is no store, it is the top of the git
+    repository, if the script adds a folder above its own to `sys.path`; else the current folder, if it contains
+    the script; else the folder of the script. The environment variable REARVIEW_ROOT overrides all this.
     """
-    given_root = os.environ.get("REARVIEW_ROOT")
-    if given_root:
-        return Path(given_root).resolve()
+    root_setting = os.environ.get("REARVIEW_ROOT")
+    if root_setting:
+        return Path(root_setting).resolve()
     project = Project.find(script.parent)
     if project is not None:
         return project.root
@@ -232,7 +232,7 @@ def root_of(script: Path) -> Path:
 
 
 def _repository_imported_from(script: Path, below: Path) -> Path | None:
-    """Return the git repository around `below`, if the script imports from above `below`."""
+    """Return the top of the git repository around `below` if the script imports from folders above `below`, else None."""
     top = repository_top(below)
     if top is None or top == below:
         return None
@@ -292,9 +292,10 @@ def _folders_up(node: ast.AST) -> int:
 
 
 def repository_top(folder: Path) -> Path | None:
-    """Return the top of the git repository around a folder, unless it is a home folder.
+    """Return the top folder of the git repository around `folder`, or None if there is no usable one.
 
-    People keep settings under git in their home folder, which is more than one project.
+    A repository whose top is the home folder or `/` is not used: people keep settings there under git, and the
+    folder holds more than one project.
     """
     home = Path(os.path.expanduser("~"))  # noqa: PTH111 - `Path.home` raises where there is none
     for above in (folder, *folder.parents):
@@ -304,11 +305,14 @@ def repository_top(folder: Path) -> Path | None:
 
 
 _MOST_FOLDERS = 200
-"""Folders that are searched for a project, for an error message."""
+"""Most folders that are searched for a project that an error message could name."""
 
 
 def _project_below(start: Path) -> Path | None:
-    """Return a project directly below a folder, relative to it; None if there is none, or several."""
+    """Return the path, relative to `start`, of the only project directly below `start`.
+
+    Return None if there is no project or more than one.
+    """
     try:
         folders = list(islice(start.iterdir(), _MOST_FOLDERS))
     except OSError:

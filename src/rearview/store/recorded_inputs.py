@@ -1,11 +1,14 @@
-"""Store the inputs of a run: environment variables, times (`clock.bin`), and the inputs of each cell (`cells.jsonl`).
+"""Store the inputs of a run: environment variables, times, the inputs of its cells, and hashes of its input files.
 
-`clock.bin` holds the times that the program read, eight bytes each. `clock.sum` next to it holds a number of
-bytes and their CRC; it is written after them, so a run that was killed may have a few more readings.
+`clock.bin` holds the times that the program read from clocks, eight bytes each. `clock.sum` holds a number of bytes
+and their CRC. It is written after the times, so that after a kill `clock.bin` may have a few times more than
+`clock.sum` covers. `environment.jsonl` holds the environment variables, `cells.jsonl` the inputs of cells.
 """
 
 from __future__ import annotations
 
+import errno
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,16 +18,17 @@ from rearview.errors import DamagedError
 from rearview.model import Run
 from rearview.model.cell_lineage import CellLineage
 from rearview.model.environment_variables import Environment
-from rearview.store.files import append_line, publish, read_lines
+from rearview.store.create_files import publish
+from rearview.store.json_files import append_line, read_lines
 
 ENVIRONMENT_FILE = "environment.jsonl"
 CELLS_FILE = "cells.jsonl"
 FORMAT = 2
-"""Every line has a checksum, as in all files of facts from format 2 on."""
+"""From 2 on, every line has a checksum."""
 
 
 def append_environment(folder: Path, part: Environment) -> None:
-    """Add environment variables that a run has read to its folder."""
+    """Append environment variables that a run has read to the file in its folder."""
     line: dict[str, Any] = {"format": FORMAT}
     line |= {"values": dict(part.values)} if part.values else {}
     line |= {"secrets": dict(part.secrets)} if part.secrets else {}
@@ -33,29 +37,31 @@ def append_environment(folder: Path, part: Environment) -> None:
 
 
 def read_environment(folder: Path) -> Environment | None:
-    """Return the environment that a run read; None if an old run did not record it.
+    """Return the environment that a run read, or None if an old Rearview did not record the environment.
 
-    The first value of a variable counts: later ones were read after a resume.
+    If a variable was recorded several times, its first value is returned: the later values were read after a
+    resume.
     """
     values: dict[str, str | None] = {}
     secrets: dict[str, bool] = {}
-    whole = has_lines = False
+    was_read_whole = has_lines = False
     for line in read_lines(folder / ENVIRONMENT_FILE, FORMAT):
         has_lines = True
         for name, value in line.get("values", {}).items():
             values.setdefault(name, value)
         for name, was_set in line.get("secrets", {}).items():
             secrets.setdefault(name, bool(was_set))
-        whole = whole or bool(line.get("whole"))
-    return Environment(values, secrets, whole) if has_lines else None
+        was_read_whole = was_read_whole or bool(line.get("whole"))
+    return Environment(values, secrets, was_read_whole) if has_lines else None
 
 
 def environment_of(
     run: Run, folder: Path, current: Mapping[str, str], *, resumes: bool = False
 ) -> dict[str, str]:
-    """Return the environment in which to replay or resume a run.
+    """Return the environment variables with which to replay or resume a run.
 
-    An old run that did not record its environment has recorded only the thread counts.
+    `current` are the variables now. If an old run did not record its environment, only the variables of
+    thread counts are restored.
     """
     recorded = read_environment(folder)
     if recorded is None:
@@ -66,7 +72,7 @@ def environment_of(
 def environment_differences(
     folder: Path, current: Mapping[str, str], *, resumes: bool = False
 ) -> list[str]:
-    """Return a phrase for each variable that differs from the run's and is not restored."""
+    """Return a phrase for each variable whose value differs from that in the run and is not restored."""
     recorded = read_environment(folder)
     return [] if recorded is None else recorded.differences(current, resumes=resumes)
 
@@ -76,14 +82,14 @@ _SUM = "clock.sum"
 
 
 def read_clock(file: Path) -> bytes:
-    """Return the readings in a file, none if it does not exist; raise if they are damaged."""
+    """Return the times in `clock.bin`, or b"" if the file does not exist; raise if the times are damaged."""
     try:
         data = file.read_bytes()
     except FileNotFoundError:
         return b""
     try:
         size, check = map(int, (file.with_name(_SUM)).read_bytes().split())
-    except FileNotFoundError:  # written before there were checksums
+    except FileNotFoundError:  # from before checksums were introduced
         return data
     except ValueError:
         size, check = -1, 0
@@ -96,19 +102,19 @@ def read_clock(file: Path) -> bytes:
     return data
 
 
-def write_sum(file: Path, size: int, check: int) -> None:
+def write_clock_check(file: Path, size: int, check: int) -> None:
     """Write the CRC of the first `size` bytes of `file` into its checksum file."""
     publish(file.with_name(_SUM), b"%d %d\n" % (size, check), durable=False)
 
 
 def remove_clock(file: Path) -> None:
-    """Remove the readings and their CRC."""
+    """Remove `clock.bin` and `clock.sum`."""
     file.unlink(missing_ok=True)
     file.with_name(_SUM).unlink(missing_ok=True)
 
 
 def append_cell(folder: Path, cell: CellLineage) -> None:
-    """Add the inputs and results of one cell to the folder of its run."""
+    """Append the inputs and results of one cell to the file in the folder of the run."""
     line: dict[str, Any] = {"format": FORMAT, "cell": cell.cell, "code": cell.code}
     line |= {"events": [list(event) for event in cell.events], "lineage": cell.lineage}
     line |= {"seconds": cell.seconds, "size": cell.size, "before": cell.before}
@@ -117,7 +123,7 @@ def append_cell(folder: Path, cell: CellLineage) -> None:
 
 
 def read_cells(folder: Path) -> list[CellLineage]:
-    """Return the inputs and results of the cells of a run; empty if it has no cells."""
+    """Return the inputs and results of the cells of a run; an empty list if the run has no cells."""
     if not (folder / CELLS_FILE).is_file():
         return []
     return [
@@ -129,3 +135,26 @@ def read_cells(folder: Path) -> list[CellLineage]:
         )
         for line in read_lines(folder / CELLS_FILE, FORMAT)
     ]
+
+
+HASHED_WHOLE = 16 << 20
+"""Files of at most this size are hashed completely; of larger files, the size and both ends are hashed."""
+
+
+def fingerprint(path: Path) -> tuple[int, int, str]:
+    """Return size, modification time (in nanoseconds) and a hash of the content of an input file."""
+    import xxhash
+
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):  # a device or a pipe may have no end
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        if status.st_size <= HASHED_WHOLE:
+            digest.update(file.read())
+        else:
+            digest.update(status.st_size.to_bytes(8, "little"))
+            digest.update(file.read(HASHED_WHOLE // 2))
+            file.seek(-HASHED_WHOLE // 2, 2)
+            digest.update(file.read())
+    return status.st_size, status.st_mtime_ns, digest.hexdigest()

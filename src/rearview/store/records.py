@@ -1,22 +1,21 @@
-"""Append records to JSON lines, one file per process and one write per log call, and read them.
+"""Append records to files of JSON lines, and read them: one file per process, one line and one write per log call.
 
 A file is named `records-<pid>-<n>.jsonl`. Its first line is a header::
 
     {"format":2,"run":"…","origin":"recorded","process":"…","attempt":0,"writer":{…},"c":…}
 
-Every other line is one log call: loops (`l`), iterations (`i`) and, if the loop targets are not plain
-counters, their values (`x`); the number of its first record (`s`), the time (`t`), the names (`n`) and
-values (`v`), and the checksum (`c`) of all that. Where the source file (`f`) and line (`y`) of the call are
-known, they are there too::
+Every other line is one log call: loops (`l`), iterations (`i`), the values of the loop targets (`x`, only if they are
+not plain counters), the number of the first record (`s`), the time (`t`), the names (`n`), the values (`v`), and the
+checksum of the line (`c`). If the source file and line of the call are known, they are in `f` and `y`::
 
     {"l":["epoch"],"i":[3],"f":"train.py","y":12,"s":96,"t":1731690000.5,"n":["loss"],"v":[0.25],"c":…}
 
-A process that has finished a file writes a last line, `{"end":true,"s":98,"c":…}`. A line survives the death
-of its process once the write has returned; a last line without a line end was never acknowledged and is not
-read. Numbers (`s`) continue from line to line, so a line that is damaged or missing leaves a gap; a line that
-a full disk cut off leaves none, because its numbers are used again. `{"lost":2,"s":98,"c":…}` replaces
-damaged lines that a repair removed. After `PART` bytes a process continues in a new file. Format 1 has no
-checksums, and ends in `{"end":true}`.
+A process that has finished a file writes a last line, `{"end":true,"s":98,"c":…}`. When a write has returned, its
+line survives the death of the process. A last line without a line end was never acknowledged, and is not read.
+Numbers (`s`) continue from line to line, so that a damaged or missing line leaves a gap in the numbers. A line that
+a full disk cut off leaves no gap, because its numbers are used again. In place of damaged lines that a repair
+removed there is a line `{"lost":2,"s":98,"c":…}`. After `PART` bytes a process continues in a new file. Files of
+format 1 have no checksums, and end in `{"end":true}`.
 """
 
 from __future__ import annotations
@@ -38,9 +37,10 @@ from rearview.durable_files import add_check, is_intact
 from rearview.errors import DamagedError, StoreError
 from rearview.model import Origin, Point, Record, Step
 from rearview.model.run import captured_origin
-from rearview.store.files import CHECKED, check_format, open_file
+from rearview.store.create_files import open_file
+from rearview.store.json_files import CHECKED, check_format
 from rearview.store.machine import process_identity
-from rearview.store.values import HIGH, LOW, Put, convert, encodable, restore
+from rearview.store.values_as_json import HIGH, LOW, Put, convert, encodable, restore
 
 FORMAT = 2
 PART = 64 << 20
@@ -53,7 +53,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class RecordLine(msgspec.Struct):
-    """One log call, as in the file."""
+    """One log call, as a line of a file; the docstring of this module explains the fields."""
 
     s: int
     t: float
@@ -72,35 +72,35 @@ class Header(msgspec.Struct):
     format: int
     run: str
     origin: str = Origin.RECORDED.value
-    """`recorded`, or the id of the replay."""
+    """`recorded`; the id of the replay; or `$` and the logger from which the records were captured."""
     process: str = ""
     """Start time and number of the process: orders the processes of a run."""
     attempt: int = 0
-    """How often the run had been resumed before this process."""
+    """How often the run had been resumed when this process wrote the file."""
     writer: dict[str, Any] = {}
     """Identity of the process (`store.machine.process_identity`)."""
     since: int = 0
-    """Records of earlier attempts from this number on were logged again here and do not count."""
+    """Records of earlier attempts are ignored from this number on, because this attempt logged them again."""
     first: int = 0
     """Number of the first record in this file."""
 
 
-class Scanned(NamedTuple):
-    """The intact content of a file of records."""
+class ScannedFile(NamedTuple):
+    """The intact content of a file of records, and how much of the file is lost."""
 
     header: Header
     lines: bytes
-    """Its whole lines of records."""
+    """The intact lines of records."""
     ended: bool
-    """Whether its process has finished it."""
+    """Whether the process has finished the file."""
     lost: int = 0
-    """Records that are damaged and cannot be read."""
+    """Number of records that are damaged and cannot be read."""
     repaired: int = 0
-    """Records that a repair removed."""
+    """Number of damaged records that an earlier repair removed from the file."""
 
 
 class _Numbers(msgspec.Struct):
-    """The fields of a line that show whether a line before it is missing."""
+    """The fields of a line that show whether a line before this line is missing."""
 
     s: int
     n: list[msgspec.Raw] = []
@@ -113,10 +113,10 @@ line_of = msgspec.json.Decoder(RecordLine).decode
 
 
 def encode_point(point: Point) -> bytes:
-    """Return the beginning of every line at `point`; the caller may reuse it."""
+    """Return the first part of a line: its point. The caller may use it for all lines at this point."""
     if not point.steps:
         return b"{"
-    # a slash separates loops wherever points are written as text
+    # a point as text has a slash between loops
     loops = [encodable(loop).replace("/", "%2F") for loop in point.loops]
     facts: dict[str, Any] = {"l": loops, "i": list(point.indices)}
     if any(step.value is not None for step in point.steps):
@@ -124,10 +124,10 @@ def encode_point(point: Point) -> bytes:
     return _encode(facts)[:-1] + b","
 
 
-def encode_place(file: str, line: int) -> bytes:
-    """Return the part of a line that names the log call in the source; the caller may reuse it.
+def encode_source_line(file: str, line: int) -> bytes:
+    """Return the part of a line that says where the log call is in the source. The caller may use it for all calls.
 
-    >>> encode_place("train.py", 12)
+    >>> encode_source_line("train.py", 12)
     b'"f":"train.py","y":12,'
     """
     return _encode({"f": encodable(file), "y": line})[1:-1] + b","
@@ -136,7 +136,7 @@ def encode_place(file: str, line: int) -> bytes:
 class RecordFile:
     """The file to which one process appends its records.
 
-    The first append creates it. A forked child that appends gets another file.
+    The first append creates the file. A forked child appends to a file of its own.
     """
 
     def __init__(
@@ -151,21 +151,22 @@ class RecordFile:
         part: int = PART,
     ) -> None:
         self._folder = folder
-        self._about = (run, origin, attempt, since)
+        self._header_facts = (run, origin, attempt, since)
         self._put = put
-        self._part = part
+        self._max_bytes = part
         self._lock = threading.Lock()
         self._fd = -1
         self._pid = self._born = 0
-        self._left = 0
+        self._room = 0
+        """Bytes until the process continues in a new file."""
         self._seq = 0
         self._torn = False
-        self._odd: set[type] = set()
+        self._warned_types: set[type] = set()
 
     @property
     def position(self) -> int:
-        """Number that the next record of this process gets."""
-        return self._seq if os.getpid() == self._pid else self._about[3]
+        """Number of the next record of this process."""
+        return self._seq if os.getpid() == self._pid else self._header_facts[3]
 
     def append(
         self,
@@ -175,11 +176,10 @@ class RecordFile:
         place: bytes = b"",
         moment: float | None = None,
     ) -> None:
-        """Add the records of one log call at the point that `prefix` encodes.
+        """Append the records of one log call, which has the point `prefix` (from `encode_point`).
 
-        When this returns they survive the death of the process. `place` is the call in the source, as
-        `encode_place` returns it. `moment` is when they were logged, if that is not now, as in
-        imported runs.
+        When this returns, the records survive the death of the process. `place` is the position of the call in the
+        source (from `encode_source_line`). `moment` is the time of the call; None means now.
         """
         if os.getpid() != self._pid:
             self._begin()
@@ -187,7 +187,7 @@ class RecordFile:
         for name, value in items:
             kind = type(value)
             if kind is float:
-                if value - value != 0.0:  # nan, inf
+                if value - value != 0.0:  # nan or infinite
                     value = {"$float": repr(value)}  # noqa: PLW2901
             elif kind is int:
                 if not LOW <= value < HIGH:
@@ -197,34 +197,36 @@ class RecordFile:
             names.append(name)
             values.append(value)
         with self._lock:
-            if self._left <= 0:
+            if self._room <= 0:
                 self._open()
             now = time.time() if moment is None else moment
             body = {"s": self._seq, "t": now, "n": names, "v": values}
             try:
                 text = prefix + place + _encode(body)[1:-1]
-            except UnicodeEncodeError:  # lone surrogates
+            except UnicodeEncodeError:  # the text has lone surrogates
                 body |= {"n": [encodable(name) for name in names], "v": [_str(v) for v in values]}
                 text = prefix + place + _encode(body)[1:-1]
-            self._write(b'%b,"c":%d}\n' % (text, crc32(text)))  # as `add_check`, without a call
+            self._write(
+                b'%b,"c":%d}\n' % (text, crc32(text))
+            )  # what `add_check` does, without a call
             self._seq += len(names)
 
     def close(self) -> None:
-        """Close the file; a later append opens another one."""
+        """Close the file; a later append opens another file."""
         with self._lock:
             if self._fd >= 0 and self._pid == os.getpid():
                 with contextlib.suppress(StoreError):
                     self._end()
                 os.close(self._fd)
-                self._fd, self._left = -1, 0
+                self._fd, self._room = -1, 0
 
     def _end(self) -> None:
         self._write(add_check(b'{"end":true,"s":%d}' % self._seq) + b"\n")
 
     def _convert(self, value: Any) -> Any:
         out = convert(value, self._put)
-        if isinstance(out, dict) and "$repr" in out and type(value) not in self._odd:
-            self._odd.add(type(value))
+        if isinstance(out, dict) and "$repr" in out and type(value) not in self._warned_types:
+            self._warned_types.add(type(value))
             name = type(value).__qualname__
             warnings.warn(
                 f"A value of type {name} was logged; only its repr is kept. Log a number, text, "
@@ -239,9 +241,9 @@ class RecordFile:
             line = b"\n" + line
         self._torn = True
         try:
-            done = os.write(self._fd, line)
-            while done < len(line):
-                done += os.write(self._fd, line[done:])
+            written = os.write(self._fd, line)
+            while written < len(line):
+                written += os.write(self._fd, line[written:])
         except OSError as exc:
             raise StoreError(
                 f"A record of {len(line)} bytes cannot be written to {self._folder}: "
@@ -249,15 +251,17 @@ class RecordFile:
                 slug="records-unwritable",
             ) from exc
         self._torn = False
-        self._left -= len(line)
+        self._room -= len(line)
 
     def _begin(self) -> None:
-        """Start a file for this process: at first, and again in a forked child."""
-        self._lock = threading.Lock()  # another thread of the parent may have held the old one
+        """Prepare to write a new file: for the first append, and again in a forked child."""
+        self._lock = (
+            threading.Lock()
+        )  # in a forked child, a thread of the parent may have held the old lock
         if self._fd >= 0:
             os.close(self._fd)
-        first = self._about[3] if not self._pid else 0
-        self._fd, self._left, self._seq, self._torn = -1, 0, first, False
+        first = self._header_facts[3] if not self._pid else 0
+        self._fd, self._room, self._seq, self._torn = -1, 0, first, False
         self._pid, self._born = os.getpid(), time.time_ns()
 
     def _open(self) -> None:
@@ -280,33 +284,36 @@ class RecordFile:
                     slug="records-unwritable",
                 ) from exc
             n += 1
-        run, origin, attempt, since = self._about
+        run, origin, attempt, since = self._header_facts
         process = f"{self._born:020d}-{self._pid}"
         header = Header(FORMAT, run, origin, process, attempt, process_identity(), since, self._seq)
         self._write(add_check(_encode(header)) + b"\n")
-        self._left = self._part
+        self._room = self._max_bytes
 
 
-def scan(file: Path) -> Scanned:
-    """Return the intact content of a file of records; raise if its first line is damaged."""
+def scan(file: Path) -> ScannedFile:
+    """Return the intact content of a file of records; raise if the header is damaged."""
     data = file.read_bytes()
     first, ended, body = data.partition(b"\n")
-    if not ended:  # its process died before the first line was written: nothing was acknowledged
-        return Scanned(Header(FORMAT, file.parent.name), b"", ended=False)
+    if not ended:  # the process died while it wrote the header: no record was acknowledged
+        return ScannedFile(Header(FORMAT, file.parent.name), b"", ended=False)
     header = _header(first, file)
     if header.format >= CHECKED:
         return _checked(header, body)
-    whole = body[: body.rfind(b"\n") + 1]
-    return Scanned(header, whole.removesuffix(PLAIN_END), whole.endswith(PLAIN_END))
+    complete_lines = body[: body.rfind(b"\n") + 1]
+    return ScannedFile(
+        header, complete_lines.removesuffix(PLAIN_END), complete_lines.endswith(PLAIN_END)
+    )
 
 
 def has_end(tail: bytes) -> bool:
-    """Return True if a file that ends in `tail` was finished by its process."""
+    """Return True if a file whose last bytes are `tail` was finished by its process."""
     last = tail.removesuffix(b"\n").rpartition(b"\n")[2]
     return tail.endswith(PLAIN_END) or (last.startswith(b'{"end":true,') and bool(is_intact(last)))
 
 
 def _header(first: bytes, file: Path) -> Header:
+    """Return the header in the first line of a file; raise if the line is damaged."""
     why: object = "its checksum does not match"
     try:
         intact = is_intact(first)
@@ -324,10 +331,10 @@ def _header(first: bytes, file: Path) -> Header:
     )
 
 
-def repaired(file: Path) -> bytes | None:
-    """Return a file of records with its damaged lines replaced by their number.
+def without_damage(file: Path) -> bytes | None:
+    """Return the bytes of a file of records without its damaged lines, whose number is noted in a line.
 
-    None if its first line is damaged: then no record can be saved.
+    Return None if the header is damaged, because then no record can be saved.
     """
     try:
         scanned = scan(file)
@@ -335,26 +342,30 @@ def repaired(file: Path) -> bytes | None:
         return None
     first = file.read_bytes().partition(b"\n")[0]
     if scanned.header.format < CHECKED:
-        good = [raw for raw in scanned.lines.split(b"\n") if raw and _reads(raw)]
-        return b"\n".join([first, *good, PLAIN_END])
-    out, expected = [first], scanned.header.first
+        readable_lines = [raw for raw in scanned.lines.split(b"\n") if raw and _is_readable(raw)]
+        return b"\n".join([first, *readable_lines, PLAIN_END])
+    out, next_number = [first], scanned.header.first
     for raw in scanned.lines.split(b"\n"):
         if raw:
             numbers = _numbers_of(raw)
-            out += _loss(numbers.s, numbers.s - expected)
+            out += _loss(numbers.s, numbers.s - next_number)
             out.append(raw)
-            expected = numbers.s + len(numbers.n)
-    counted = sum(_numbers_of(raw).lost for raw in out[1:])
-    unknown = scanned.lost + scanned.repaired - counted  # after the last line that is intact
-    out += _loss(expected + unknown, unknown)
-    return b"\n".join([*out, add_check(b'{"end":true,"s":%d}' % (expected + unknown)), b""])
+            next_number = numbers.s + len(numbers.n)
+    noted_losses = sum(_numbers_of(raw).lost for raw in out[1:])
+    losses_at_end = scanned.lost + scanned.repaired - noted_losses  # after the last intact line
+    out += _loss(next_number + losses_at_end, losses_at_end)
+    return b"\n".join(
+        [*out, add_check(b'{"end":true,"s":%d}' % (next_number + losses_at_end)), b""]
+    )
 
 
 def _loss(number: int, lost: int) -> list[bytes]:
+    """Return the line that notes the loss of records before `number`; an empty list if none is lost."""
     return [add_check(b'{"lost":%d,"s":%d}' % (lost, number))] if lost > 0 else []
 
 
-def _reads(raw: bytes) -> bool:
+def _is_readable(raw: bytes) -> bool:
+    """Return True if a line without checksum can be read."""
     try:
         line = line_of(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -362,44 +373,44 @@ def _reads(raw: bytes) -> bool:
     return len(line.n) == len(line.v)
 
 
-def _checked(header: Header, data: bytes) -> Scanned:
-    """Return the lines with correct checksums, and how many records the gaps between them held."""
+def _checked(header: Header, data: bytes) -> ScannedFile:
+    """Return the lines with correct checksums, and the number of records lost in the gaps between them."""
     *raws, tail = data.split(b"\n")
     if is_intact(tail[:-1]):
-        raws.append(tail[:-1])  # whole, but for its line end
+        raws.append(tail[:-1])  # complete except for its line end
         tail = b""
-    good: list[bytes] = []
-    expected, lost, repaired, bad, ended = header.first, 0, 0, 0, False
+    intact_lines: list[bytes] = []
+    next_number, lost, repaired, damaged_lines, ended = header.first, 0, 0, 0, False
     for raw in raws:
         if not raw:
             continue
         if not is_intact(raw):
-            bad += 1
+            damaged_lines += 1
             continue
         try:
             numbers = _numbers_of(raw)
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            bad += 1
+            damaged_lines += 1
             continue
         repaired += numbers.lost
-        if numbers.s < expected and good:
-            good.pop()  # the full disk cut off only its line end: not acknowledged
-        lost += max(0, numbers.s - numbers.lost - expected)
-        expected, bad = numbers.s + len(numbers.n), 0
+        if numbers.s < next_number and intact_lines:
+            intact_lines.pop()  # a full disk cut off only the line end: never acknowledged, and written again
+        lost += max(0, numbers.s - numbers.lost - next_number)
+        next_number, damaged_lines = numbers.s + len(numbers.n), 0
         ended = numbers.end
         if numbers.n:
-            good.append(raw)
-    # lines after the last intact one held an unknown number of records; if the file ends in half a
-    # line, they were cut off by a full disk as well
-    lost += bad if not tail and not ended else 0
-    lines = b"\n".join(good) + b"\n" if good else b""
-    return Scanned(header, lines, ended, lost, repaired)
+            intact_lines.append(raw)
+    # damaged lines at the end: each held at least one record; if the file ends in an incomplete line,
+    # the disk was full, and the lines were never acknowledged
+    lost += damaged_lines if not tail and not ended else 0
+    lines = b"\n".join(intact_lines) + b"\n" if intact_lines else b""
+    return ScannedFile(header, lines, ended, lost, repaired)
 
 
 def read(file: Path) -> Iterator[Record]:
-    """Yield the records of one file in the order they were logged, without a torn last line.
+    """Yield the records of one file in the order they were logged; an incomplete last line is ignored.
 
-    Records of a replay get the origin `unproved`; the run's replays say whether it was proved.
+    Records of a replay get the origin `unproved`. The caller knows from `Runs.replays` if the replay was proved.
     """
     header, data, *_ = scan(file)
     origin = Origin.RECORDED if header.origin == Origin.RECORDED else Origin.UNPROVED
@@ -410,7 +421,7 @@ def read(file: Path) -> Iterator[Record]:
         try:
             line = line_of(raw)
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            continue  # torn by a full disk, and closed by the line after it
+            continue  # cut off by a full disk
         shown = line.x or [None] * len(line.l)
         steps = zip(line.l, line.i, shown, strict=True)
         point = Point(tuple(Step(loop, index, restore(value)) for loop, index, value in steps))
@@ -423,9 +434,9 @@ class _Names(msgspec.Struct):
 
 
 def count_records(folder: Path, replay: str) -> Counter[str]:
-    """Return how many records of a replay a run's folder holds, by name.
+    """Return the number of records of a replay in a run's folder, by name.
 
-    Only files that are not sealed yet are read: the replay has just ended.
+    Only JSON lines are read, not Parquet files, because the replay has just ended.
     """
     counts: Counter[str] = Counter()
     for file in folder.glob("records-*.jsonl"):
@@ -434,10 +445,10 @@ def count_records(folder: Path, replay: str) -> Counter[str]:
                 if msgspec.json.decode(lines.readline(), type=Header).origin != replay:
                     continue
                 for line in lines:
-                    with contextlib.suppress(msgspec.MsgspecError):  # a line that a kill has torn
+                    with contextlib.suppress(msgspec.MsgspecError):  # a line that a kill cut off
                         counts.update(msgspec.json.decode(line, type=_Names).n)
         except (OSError, msgspec.MsgspecError):
-            continue  # a reader has just sealed it, or it is damaged: `verify` reports that
+            continue  # just converted to Parquet by a reader, or damaged, which `verify` reports
     return counts
 
 

@@ -1,14 +1,20 @@
-"""Runs: start, end, find and list them; each has a folder that only its own process writes."""
+"""Runs: start, end, find, list and label them.
+
+Each run has a folder with its facts at the start and at the end, its events (`events.jsonl`) and its replays
+(`replays.jsonl`). The labels of a run are the name, tags and notes that the user gives to the run after it was
+recorded; each label is an event.
+"""
 
 from __future__ import annotations
 
 import difflib
 import os
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -29,33 +35,33 @@ from rearview.model import (
 from rearview.model.process_messages import read_replay_start
 from rearview.model.run import read_record
 from rearview.model.secrets import redact_value
-from rearview.store.files import (
-    append_line,
-    encode,
-    fields_of_record,
-    make_folder,
-    make_new_folder,
-    open_file,
-    publish,
-    read_facts,
-    read_lines,
-)
-from rearview.store.labels import Labels, labels_of
+from rearview.model.wording import printable
+from rearview.store.create_files import make_folder, make_new_folder, open_file, publish
+from rearview.store.json_files import append_line, encode, fields_of_struct, read_facts, read_lines
 from rearview.store.machine import is_alive, process_identity
 from rearview.store.project import Project
 
 FORMAT = 2
-"""From 2 on, every file of facts and every line has a checksum."""
+"""From 2 on, every JSON document and every line has a checksum."""
 ACCOUNT = "energy.jsonl"
-"""File in a run's folder: when it ran, and the energy it used."""
+"""File in a run's folder: the times at which the run was active, and the energy that it used."""
 TRACES = "traces.jsonl"
-"""File in a run's folder: the earlier state of each file that it wrote, and the folders it created."""
+"""File in a run's folder: the previous content of each file that the run wrote, and the folders it created."""
 TRACES_FORMAT = 2
 ABSENT = "absent"
-"""Value in `TRACES` for a file that did not exist before."""
+"""Value in `TRACES` for a file that did not exist before the run."""
 _AGAIN = "-again"
-_ID_STEP = 1 / 0x10000  # seconds between two ids that follow each other
+_ID_STEP = 1 / 0x10000  # seconds from one id to the next
 _FIELDS = ("version", "script", "argv", "cwd", "parent", "args", "started")
+NAME, TAG, UNTAG, NOTE = "name", "tag", "untag", "note"
+"""Events of a run that set its name, add tags, remove tags, or set its note."""
+LONGEST_LABEL = 100
+"""Most characters of a name or tag."""
+LONGEST_NOTE = 10_000
+"""Most characters of one note."""
+_RESERVED_NAMES = ("latest", "worktree")
+"""Words that cannot be names of runs, because commands give them another meaning."""
+_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,32 +73,32 @@ class Replay:
     started: float
     ended: float | None = None
     proved: bool | None = None
-    """Whether everything compared with the run was equal; None before its end."""
+    """Whether all values that were compared with the run were equal; None while the replay runs."""
     start: ReplayStart = field(default_factory=ReplayStart)
-    """What it was started to compute."""
+    """What the replay was started to compute."""
     report: ReplayReport | None = None
-    """Its report; None before its end, or if the report cannot be read."""
+    """Report of the replay; None while the replay runs, or if the report cannot be read."""
     redone: bool = False
-    """Whether a later replay, from the start of the run, replaces it."""
+    """Whether a later replay, from the start of the run, replaces this replay."""
 
     @property
     def version(self) -> str:
-        """The source that it ran, with the probes in it."""
+        """The version that the replay ran: the source with the probes in it."""
         return self.start.version
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names that it was to fill."""
+        """Names whose values the replay was to compute."""
         return self.start.names
 
     @property
     def proof(self) -> Proof:
-        """How far its values can be trusted, and why."""
+        """How far the values of the replay can be trusted, and why."""
         return proof_of(self.report, proved=self.proved, redone=self.redone)
 
     @property
     def redoes(self) -> str:
-        """Id of the first try that it replaces; empty if there was none."""
+        """Id of the replay that this replay replaces; empty if it replaces none."""
         return _first_try(self.id) if self.start.redoes is None else self.start.redoes
 
 
@@ -104,15 +110,15 @@ def _read_report(values: object) -> ReplayReport | None:
 
 
 def _first_try(replay: str) -> str:
-    """Return the first try that a replay's id names, as old stores recorded it."""
+    """Return the id of the replay that `replay` replaces, which old stores recorded in the id of `replay`."""
     return replay.removesuffix(_AGAIN) if replay.endswith(_AGAIN) else ""
 
 
 def id_of_moment(moment: float) -> str:
-    """Return the id of what starts at `moment`, for example `20260314-092653-96cb`.
+    """Return the id of a run or replay that starts at `moment`, for example `20260314-092653-96cb`.
 
-    The four digits at the end are the fraction of the second. So ids sort by time, also those of
-    runs that a script starts one right after the other.
+    The four digits at the end are the fraction of the second, so that ids sort by time, also ids of runs that a
+    script starts within one second.
     """
     second, fraction = divmod(moment, 1)
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(second))
@@ -152,61 +158,62 @@ class Runs:
         """Publish that `run` has started in this process; return its folder.
 
         `facts` may hold version, script, argv, cwd, parent, args, started and heartbeat (seconds
-        between signs of life); everything else is stored as the run's `RunStart`.
+        between signs of life). All other facts are stored as the `RunStart` of the run.
         """
         folder = self.folder(run)
         make_folder(folder)
-        given_fields = {key: facts[key] for key in _FIELDS if key in facts}
-        about = {"format": FORMAT, "id": run, "started": time.time(), "cwd": str(Path.cwd())}
-        about |= {**given_fields, **process_identity(), "heartbeat": facts.get("heartbeat", 10.0)}
-        about["facts"] = {k: v for k, v in facts.items() if k not in (*_FIELDS, "heartbeat")}
+        run_fields = {key: facts[key] for key in _FIELDS if key in facts}
+        run_facts = {"format": FORMAT, "id": run, "started": time.time(), "cwd": str(Path.cwd())}
+        run_facts |= {**run_fields, **process_identity(), "heartbeat": facts.get("heartbeat", 10.0)}
+        run_facts["facts"] = {k: v for k, v in facts.items() if k not in (*_FIELDS, "heartbeat")}
         if (folder / "run.json").exists():
             raise StoreError(
                 f"Run {run} has been started before. Resume it instead: `rearview resume`.",
                 slug="run-exists",
             )
-        publish(folder / "run.json", add_check(encode(about)))
+        publish(folder / "run.json", add_check(encode(run_facts)))
         self.heartbeat(run)
         return folder
 
     def resume(self, run: str, facts: Mapping[str, Any] | None = None) -> Path:
         """Publish that this process resumes a run; return its folder."""
         facts = {"heartbeat": 10.0, **(facts or {})}
-        self.note(run, "resumed", {**facts, **process_identity()})
+        self.append_event(run, "resumed", {**facts, **process_identity()})
         self.heartbeat(run)
         return self.folder(run)
 
     def claim(self, run: str) -> None:
-        """Claim the right to resume `run`; raise if a live process has it.
+        """Claim the right to resume `run`; raise if a live process has claimed it.
 
-        Each attempt is a file with the next number, created as a link, which only one process can do,
-        also on a shared disk. An attempt of a dead process is followed by the next number, so no file
-        ever has to be removed.
+        A claim is a numbered file, created as a link: only one process can create it, also on a shared disk. If
+        the process of the last claim is dead, the next number is claimed, so that no file ever has to be removed.
         """
-        folder, me = self.folder(run), process_identity()
+        folder, identity = self.folder(run), process_identity()
         self.refuse_if_held(run)
-        aside = folder / f".claim.{os.getpid()}.{os.urandom(4).hex()}"
+        claim_file = folder / f".claim.{os.getpid()}.{os.urandom(4).hex()}"
         seconds = self.get(run).heartbeat
-        publish(aside, add_check(encode({"format": FORMAT, "heartbeat": seconds, **me})))
+        publish(claim_file, add_check(encode({"format": FORMAT, "heartbeat": seconds, **identity})))
         try:
             while True:
-                taken = sorted(folder.glob("attempt-*.json"))
-                last = _read(taken[-1]) if taken else None
-                if last is not None and _same_process(last, me):
-                    return  # this process has started over
-                if last is not None and is_alive(last, _newest(taken[-1], folder / "heartbeat")):
-                    raise _held_error(run, last)
-                number = int(taken[-1].stem.partition("-")[2]) + 1 if taken else 1
+                claims = sorted(folder.glob("attempt-*.json"))
+                last_claim = _read(claims[-1]) if claims else None
+                if last_claim is not None and _same_process(last_claim, identity):
+                    return  # this process has claimed the run before
+                if last_claim is not None and is_alive(
+                    last_claim, _newest(claims[-1], folder / "heartbeat")
+                ):
+                    raise _held_error(run, last_claim)
+                number = int(claims[-1].stem.partition("-")[2]) + 1 if claims else 1
                 try:
-                    _link(aside, folder / f"attempt-{number:06d}.json")
+                    _link(claim_file, folder / f"attempt-{number:06d}.json")
                 except FileExistsError:
-                    continue  # another process was first: check it
+                    continue  # another process was first: check whether it is alive
                 return
         finally:
-            aside.unlink(missing_ok=True)
+            claim_file.unlink(missing_ok=True)
 
     def _holder(self, run: str) -> dict[str, Any] | None:
-        """Return the process that records a run now, or None."""
+        """Return the identity of the process that records a run now, or None if there is none."""
         folder = self.folder(run)
         end = self._end(run)
         process = _read(folder / "run.json") or {}
@@ -220,6 +227,7 @@ class Runs:
         return process if is_alive(process, folder / "heartbeat") else None
 
     def _end(self, run: str) -> RunEnd | None:
+        """Return the measurements at the end of a run, or None if the run has not ended."""
         facts = _read(self.folder(run) / "end.json")
         return None if facts is None else read_record(RunEnd, facts)
 
@@ -244,25 +252,22 @@ class Runs:
         moment: float | None = None,
     ) -> None:
         """Publish that a run has ended, now or at `moment`, with its measurements."""
-        when = time.time() if moment is None else moment
+        ended = time.time() if moment is None else moment
         events = read_lines(self.folder(run) / "events.jsonl", FORMAT)
         attempts = sum(event.get("event") == "resumed" for event in events)
         end = msgspec.structs.replace(
-            measured or RunEnd(), time=when, attempts=attempts, exit_code=exit_code
+            measured or RunEnd(), time=ended, attempts=attempts, exit_code=exit_code
         )
-        facts = {"format": FORMAT, **fields_of_record(end)}
+        facts = {"format": FORMAT, **fields_of_struct(end)}
         publish(self.folder(run) / "end.json", add_check(encode(facts)))
 
-    def note(self, run: str, event: str, facts: Mapping[str, Any]) -> None:
-        """Add a fact to a run that has started."""
+    def append_event(self, run: str, event: str, facts: Mapping[str, Any]) -> None:
+        """Append an event with its facts to a run that has started."""
         line = {"format": FORMAT, "event": event, "time": time.time(), **facts}
         append_line(self.folder(run) / "events.jsonl", line)
 
     def created_paths(self, run: str) -> tuple[set[str], set[str]]:
-        """Return the files and the folders of the project that the run created.
-
-        Paths are relative to the root.
-        """
+        """Return the files and the folders that the run created, as paths relative to the root of the project."""
         files: set[str] = set()
         folders: set[str] = set()
         for line in read_lines(self.folder(run) / TRACES, TRACES_FORMAT):
@@ -273,12 +278,12 @@ class Runs:
         return files, folders
 
     def update_args(self, run: str, args: Mapping[str, Any], origin: str = "") -> None:
-        """Add hyper-parameters to a run; a later value of the same name wins.
+        """Add hyper-parameters to a run; a new value replaces an earlier value of the same name.
 
-        `origin` names the library with which the program reads them: "argparse", "hydra".
+        `origin` is the library by which the program reads its hyper-parameters, such as "argparse" or "hydra".
         """
-        hidden = {name: redact_value(name, value) for name, value in args.items()}
-        self.note(run, "args", {"args": hidden, **({"origin": origin} if origin else {})})
+        redacted = {name: redact_value(name, value) for name, value in args.items()}
+        self.append_event(run, "args", {"args": redacted, **({"origin": origin} if origin else {})})
 
     def start_replay(self, run: str, replay: str, start: ReplayStart) -> None:
         """Publish that a replay of `run` has started, and what it is to compute."""
@@ -291,7 +296,7 @@ class Runs:
     def end_replay(
         self, run: str, replay: str, *, proved: bool, report: ReplayReport | None = None
     ) -> None:
-        """Publish that a replay has ended, and whether it was proved equal to the run."""
+        """Publish that a replay has ended, and whether its values were proved equal to those of the run."""
         line: dict[str, Any] = {"format": FORMAT, "replay": replay, "ended": time.time()}
         line["proved"] = proved
         if report is not None:
@@ -299,11 +304,11 @@ class Runs:
         append_line(self.folder(run) / "replays.jsonl", line)
 
     def rebuild(self, run: str, version: str) -> None:
-        """Rewrite the facts of a run, whose file is damaged, from its id and version."""
-        about: dict[str, Any] = {"format": FORMAT, "id": run, "version": version}
-        about["started"] = _start_time(run)
-        about["facts"] = {"rebuilt": True}
-        publish(self.folder(run) / "run.json", add_check(encode(about)))
+        """Write the damaged file of facts of a run again, with what its id and version tell."""
+        run_facts: dict[str, Any] = {"format": FORMAT, "id": run, "version": version}
+        run_facts["started"] = _start_time(run)
+        run_facts["facts"] = {"rebuilt": True}
+        publish(self.folder(run) / "run.json", add_check(encode(run_facts)))
 
     def replays(self, run: str) -> list[Replay]:
         """Return the replays of a run, oldest first."""
@@ -326,14 +331,14 @@ class Runs:
         return [replace(replay, redone=replay.id in redone) for replay in replays]
 
     def ids(self) -> list[str]:
-        """Return the ids of all runs that have started, by the second in which each one did."""
+        """Return the ids of all runs that have started, sorted, which is by time."""
         if not self._project.runs.is_dir():
             return []
         folders = self._project.runs.iterdir()
         return sorted(folder.name for folder in folders if (folder / "run.json").is_file())
 
     def all(self) -> list[Run]:
-        """Return all runs in the order they started; one that cannot be read has `damaged` set."""
+        """Return all runs in the order they started; a run that cannot be read has `damaged` set."""
         out = []
         for run in self.ids():
             try:
@@ -344,12 +349,16 @@ class Runs:
         return sorted(out, key=lambda run: (run.started, run.id))
 
     def get(self, run: str) -> Run:
-        """Return one run by its whole id, with its current status."""
+        """Return the run with the id `run`, with its current status."""
         folder = self.folder(run)
-        about = _read(folder / "run.json")
-        if about is None:
+        run_facts = _read(folder / "run.json")
+        if run_facts is None:
             raise self._unknown(run)
-        process, last, args = about, float(about.get("started", 0.0)), dict(about.get("args") or {})
+        process, attempt_began, args = (
+            run_facts,
+            float(run_facts.get("started", 0.0)),
+            dict(run_facts.get("args") or {}),
+        )
         attempts = 0
         origins: dict[str, str] = {}
         continued: list[Continuation] = []
@@ -360,7 +369,7 @@ class Runs:
                 args.update(event.get("args", {}))
                 origins |= dict.fromkeys(event.get("args", {}), str(event.get("origin", "")))
             elif event.get("event") == "resumed":
-                process, last = event, float(event["time"])
+                process, attempt_began = event, float(event["time"])
                 attempts += 1
             elif event.get("event") == "continued":
                 continued.append(Continuation(str(event["version"]), str(event["point"])))
@@ -369,8 +378,8 @@ class Runs:
             end = self._end(run)
         except DamagedError as exc:  # the facts of the start can still be read
             end, damage = None, str(exc)
-        if end is not None and not _ended_after(end, attempts, last):
-            end = None  # it has been resumed since
+        if end is not None and not _ended_after(end, attempts, attempt_began):
+            end = None  # the run was resumed since
         code = None if end is None else end.exit_code
         if end is None:
             status = Status.RUNNING if is_alive(process, folder / "heartbeat") else Status.DEAD
@@ -380,20 +389,20 @@ class Runs:
             status = Status.PAUSED if code == EXIT_PAUSED else Status.FAILED
         return Run(
             id=run,
-            version=str(about.get("version", "")),
-            script=str(about.get("script", "")),
-            argv=tuple(about.get("argv", ())),
-            started=float(about.get("started", 0.0)),
+            version=str(run_facts.get("version", "")),
+            script=str(run_facts.get("script", "")),
+            argv=tuple(run_facts.get("argv", ())),
+            started=float(run_facts.get("started", 0.0)),
             status=status,
             ended=None if end is None else end.time,
             exit_code=code,
             host=str(process.get("host", "")),
             pid=int(process.get("pid", 0)),
             heartbeat=float(process.get("heartbeat", 10.0)),
-            cwd=str(about.get("cwd", "")),
-            parent=about.get("parent"),
+            cwd=str(run_facts.get("cwd", "")),
+            parent=run_facts.get("parent"),
             args=args,
-            facts=read_record(RunStart, about.get("facts", {})),
+            facts=read_record(RunStart, run_facts.get("facts", {})),
             end=end or RunEnd(),
             attempts=attempts,
             arg_origins=origins,
@@ -405,57 +414,58 @@ class Runs:
         )
 
     def labels(self, run: str) -> Labels:
-        """Return the name, tags and note of a run, also of one whose other facts are damaged."""
+        """Return the name, tags and note of a run, even if its other facts are damaged."""
         return labels_of(read_lines(self.folder(run) / "events.jsonl", FORMAT))
 
-    def named(self, name: str) -> list[str]:
-        """Return the ids of the runs of that name, oldest first."""
+    def ids_by_name(self, name: str) -> list[str]:
+        """Return the ids of the runs that have the name `name`, oldest first."""
         return [run for run in self.ids() if name and self.labels(run).name == name]
 
     def find(self, text: str) -> Run:
-        """Return the run that `text` names: an id, a name, the beginning or end of an id, or a position.
+        """Return the run that `text` names: by id, by name, by the beginning or end of an id, or by position.
 
-        `latest` and `-1` are the newest run, `-2` is the one before.
+        `latest` and `-1` are the newest run, `-2` is the run before the newest.
         """
         return self.get(self.find_id(text))
 
     def is_stored(self, run: str) -> bool:
-        """Return True if the folder of a run is there: a user may remove the store during the run."""
+        """Return True if the folder of a run exists; the user may have removed the store during the run."""
         return (self.folder(run) / "run.json").exists()
 
     def find_id(self, text: str) -> str:
         """Return the id of the run that `text` names; the run may be damaged."""
         if Path(text).name == text and (self.folder(text) / "run.json").is_file():
-            return text  # a whole id: other runs need not be read
+            return text  # a complete id: other runs need not be read
         ids = self.ids()
         if text == "latest" or _counts_from_end(text):
             ids = [run.id for run in self.all()]
-            back = 1 if text == "latest" else -int(text)
-            if back > len(ids):
-                have = f"There are {len(ids)} runs" if ids else "There are no runs yet"
+            position = 1 if text == "latest" else -int(text)
+            if position > len(ids):
+                count_text = f"There are {len(ids)} runs" if ids else "There are no runs yet"
                 if len(ids) == 1:
-                    have = "There is 1 run"
+                    count_text = "There is 1 run"
                 raise UsageError(
-                    f"There is no run {text!r}. {have}; `rearview runs` lists them.", slug="no-run"
+                    f"There is no run {text!r}. {count_text}; `rearview runs` lists them.",
+                    slug="no-run",
                 )
-            return ids[-back]
+            return ids[-position]
         if text in ids:
             return text
-        if (same := self.named(text)) and len(same) > 1:
+        if (same_name := self.ids_by_name(text)) and len(same_name) > 1:
             raise UsageError(
-                f"{len(same)} runs have the name {text!r}: {', '.join(same[-4:])}. Give the id, or "
-                f"rename one: `rearview name {same[-1]} NEWNAME`.",
+                f"{len(same_name)} runs have the name {text!r}: {', '.join(same_name[-4:])}. Give the id, or "
+                f"rename one: `rearview name {same_name[-1]} NEWNAME`.",
                 slug="no-run",
             )
-        if same:
-            return same[0]
-        fits = [run for run in ids if text and (run.startswith(text) or run.endswith(text))]
-        if len(fits) == 1:
-            return fits[0]
-        if fits:
-            newest = ", ".join(fits[-4:])
+        if same_name:
+            return same_name[0]
+        matching_ids = [run for run in ids if text and (run.startswith(text) or run.endswith(text))]
+        if len(matching_ids) == 1:
+            return matching_ids[0]
+        if matching_ids:
+            newest = ", ".join(matching_ids[-4:])
             raise UsageError(
-                f"{text!r} fits {len(fits)} runs, the newest of them {newest}. Give more of the id.",
+                f"{text!r} fits {len(matching_ids)} runs, the newest of them {newest}. Give more of the id.",
                 slug="no-run",
             )
         raise self._unknown(text)
@@ -463,10 +473,10 @@ class Runs:
     def _unknown(self, text: str) -> UsageError:
         ids = self.ids()
         names = [name for run in ids if (name := self.labels(run).name)]
-        near = difflib.get_close_matches(text, [*names, *ids, "latest"], n=3, cutoff=0.5)
+        similar_names = difflib.get_close_matches(text, [*names, *ids, "latest"], n=3, cutoff=0.5)
         hint = "No run has been recorded"
-        if near and ids:
-            hint = f"Did you mean {' or '.join(near)}?"
+        if similar_names and ids:
+            hint = f"Did you mean {' or '.join(similar_names)}?"
         elif ids:
             hint = f"The newest are {', '.join(ids[-3:])}, and `latest` is the last of them"
         return UsageError(
@@ -475,9 +485,10 @@ class Runs:
 
 
 def _ended_after(end: RunEnd, attempts: int, began: float) -> bool:
-    """Return True if an end belongs to the last of the attempts at a run, which began at `began`.
+    """Return True if `end` is the end of the last attempt at a run; this attempt began at `began`.
 
-    The clock of a machine may be set back during a run, so attempts are counted if their number is known.
+    Attempts are compared by number if `end` has it, because the clock may have been set back during the run. Only
+    old runs are compared by time.
     """
     return end.time >= began if end.attempts is None else end.attempts >= attempts
 
@@ -497,7 +508,7 @@ def _link(source: Path, target: Path) -> None:
         os.link(source, target)
     except FileExistsError:
         raise
-    except OSError:  # a file system without links
+    except OSError:  # the file system does not support links
         with open(open_file(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:  # noqa: PTH123
             file.write(source.read_bytes())
 
@@ -507,7 +518,7 @@ def _same_process(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
 
 
 def _newest(a: Path, b: Path) -> Path:
-    """Return which of two files changed last; `a` if one does not exist."""
+    """Return the file that was modified last; `a` if one of the two files does not exist."""
     try:
         return b if b.stat().st_mtime > a.stat().st_mtime else a
     except OSError:
@@ -526,8 +537,92 @@ def _read(file: Path) -> dict[str, Any] | None:
 
 
 def _start_time(run: str) -> float:
-    """Return when a run started, from its id, for runs whose facts are damaged."""
+    """Return the time at which a run started, according to its id, for a run whose facts are damaged."""
     try:
         return time.mktime(time.strptime(run[:15], "%Y%m%d-%H%M%S"))
     except (ValueError, OverflowError):
         return 0.0
+
+
+class Labels(NamedTuple):
+    """Name, tags and notes of a run."""
+
+    name: str = ""
+    tags: tuple[str, ...] = ()
+    note: str = ""
+
+
+def labels_of(events: Iterable[Mapping[str, Any]]) -> Labels:
+    """Return the labels of a run, given its events.
+
+    >>> labels_of([{"event": "tag", "tags": ["a", "b"]}, {"event": "untag", "tags": ["a"]}])
+    Labels(name='', tags=('b',), note='')
+    """
+    name, tags, notes = "", dict[str, None](), list[str]()
+    for event in events:
+        kind = event.get("event")
+        if kind == NAME:
+            name = str(event.get("name", ""))
+        elif kind == TAG:
+            tags |= dict.fromkeys(map(str, event.get("tags", ())))
+        elif kind == UNTAG:
+            for tag in event.get("tags", ()):
+                tags.pop(str(tag), None)
+        elif kind == NOTE:
+            text = event.get("text")
+            notes = [*notes, str(text)] if text is not None else []
+    return Labels(name, tuple(tags), "\n".join(notes))
+
+
+def check_name(text: str) -> str:
+    """Return a name without surrounding spaces; raise if a run could not be found by this name."""
+    name = _checked_label(text, "name")
+    if name in _RESERVED_NAMES or _ID.fullmatch(name) or name.startswith("-"):
+        raise UsageError(
+            f"{name!r} cannot be the name of a run: commands take it for something else. Choose a "
+            "name that is no id, does not begin with a dash, and is not `latest` or `worktree`.",
+            slug="bad-label",
+        )
+    return name
+
+
+def check_tag(text: str) -> str:
+    """Return a tag without surrounding spaces; raise if it would be ambiguous in a list of tags."""
+    tag = _checked_label(text, "tag")
+    if "," in tag:
+        raise UsageError(
+            f"The tag {tag!r} has a comma, which separates tags where they are shown. Give two tags: "
+            "`rearview tag RUN a b`.",
+            slug="bad-label",
+        )
+    return tag
+
+
+def check_note(text: str) -> str:
+    """Return a note without surrounding spaces; raise if it is empty or very long."""
+    note = text.strip()
+    if not note or len(note) > LONGEST_NOTE:
+        fault = "is empty" if not note else f"has {len(note):,} characters"
+        raise UsageError(
+            f"The note {fault}. Write 1 to {LONGEST_NOTE:,} characters: "
+            '`rearview note RUN "diverged after the warm-up"`.',
+            slug="bad-label",
+        )
+    return note
+
+
+def _checked_label(text: str, label_kind: str) -> str:
+    label = text.strip()
+    if not label:
+        fault = "is empty"
+    elif printable(label, line=True) != label:
+        fault = "has control characters"
+    elif len(label) > LONGEST_LABEL:
+        fault = f"has {len(label):,} characters"
+    else:
+        return label
+    raise UsageError(
+        f"The {label_kind} {printable(label[:LONGEST_LABEL], line=True)!r} {fault}. Give a {label_kind} of 1 to "
+        f"{LONGEST_LABEL} visible characters, such as `baseline`.",
+        slug="bad-label",
+    )

@@ -1,13 +1,13 @@
-"""Decide which stores are trusted: only their content is run or unpickled without asking the user.
+"""Decide which stores are trusted: the code in them is run, and their pickles are loaded, without asking the user.
 
-A store has a random id in `identity.json`. Stores that were created here, or that the user has trusted, are
-remembered outside of them, in the user's own state folder::
+A store has a random id in `identity.json`. Rearview remembers which stores were created on this machine or
+trusted by the user, in files outside of the stores, in the user's own state folder::
 
     $XDG_STATE_HOME/rearview/stores/<key>.json     (~/.local/state/rearview/… if that is not set)
 
-The key is a hash of the id, of the inode of the store's folder and of its creation time in nanoseconds. No
-archive and no copy preserves these, and no other user can write to the state folder. So a store that is
-renamed or moved on its disk stays trusted, and one that was copied, unpacked or cloned is not.
+The key is a hash of the id, of the inode of the store's folder and of its creation time in nanoseconds. A copy or
+an unpacked archive has another inode and creation time, and no other user can write to the state folder. So a store
+is still trusted after it was renamed or moved on its disk. A store that was copied, unpacked or cloned is not trusted.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from typing import Any
 
 from rearview.durable_files import add_check, publish
 from rearview.errors import DamagedError, StoreError
-from rearview.store.files import encode, read_facts
+from rearview.store.json_files import encode, read_facts
 
 FILE = "identity.json"
 FORMAT = 2
-"""Format of `identity.json` and of the remembered files: facts with a checksum, like those of runs."""
+"""Format of `identity.json` and of the files in the state folder: facts with a checksum, as the files of runs."""
 VARIABLE = "REARVIEW_TRUST"
 _ID = re.compile("[0-9a-f]{32}")
 _RUNS = "runs"
@@ -55,19 +55,19 @@ class FolderIdentity:
 
     @classmethod
     def of(cls, folder: Path) -> FolderIdentity:
-        """Return the identity of an existing folder, following links to it."""
+        """Return the identity of an existing folder; of a link, the identity of its target."""
         real = os.path.realpath(folder)
-        return cls(real, os.stat(real).st_ino, birth(Path(real)))  # noqa: PTH116
+        return cls(real, os.stat(real).st_ino, creation_time(Path(real)))  # noqa: PTH116
 
     def key(self, store: str) -> str:
-        """Return the key of the store with the id `store` in this folder."""
-        # without a creation time, the store must stay at its path
+        """Return the key under which the store in this folder is remembered; `store` is the id of the store."""
+        # if there is no creation time, the path takes its place: a moved store is not trusted
         parts = (store, str(self.inode), str(self.born), "" if self.born else self.path)
         return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
-def birth(folder: Path) -> int:
-    """Return the creation time of a folder in nanoseconds; 0 if the file system does not record it."""
+def creation_time(folder: Path) -> int:
+    """Return the creation time of a folder in nanoseconds, or 0 if the file system does not record it."""
     buffer = ctypes.create_string_buffer(256)
     try:
         call = ctypes.CDLL(None, use_errno=True).statx
@@ -79,33 +79,33 @@ def birth(folder: Path) -> int:
     return seconds * 10**9 + nanoseconds if mask & _BIRTH else 0
 
 
-def begin(store: Path, layout: int) -> None:
-    """Give a new store its id, and remember that it was created here if possible."""
+def create_identity(store: Path, layout: int) -> None:
+    """Give a new store its id, and remember that it was created here, if the state folder can be written."""
     _write(store / FILE, {"format": FORMAT, "id": os.urandom(16).hex(), "layout": layout})
     with contextlib.suppress(StoreError):
         remember(store)
 
 
-def note_layout(store: Path, layout: int) -> None:
-    """Store the format of the store with its id as well, so that damage to either is detected."""
+def store_layout(store: Path, layout: int) -> None:
+    """Write the format of the store next to its id, so that damage to the file `format` is detected."""
     facts = _identity(store)
     if facts is not None:
         _write(store / FILE, {**facts, "layout": layout})
 
 
 def layout_of(store: Path) -> int | None:
-    """Return the format that is stored with the id; None if there is none."""
+    """Return the format that is written next to the id of the store, or None if there is none."""
     number = (_identity(store) or {}).get("layout")
     return number if isinstance(number, int) else None
 
 
 def store_id(store: Path) -> str:
-    """Return the id of a store; empty if it has none yet, or it is damaged."""
+    """Return the id of a store, or "" if the store has no id yet or the file of the id is damaged."""
     return str((_identity(store) or {}).get("id", ""))
 
 
 def remember(store: Path) -> Path:
-    """Remember that the store is trusted at its current place; return the file that remembers it."""
+    """Remember that the store in this folder is trusted; return the file in the state folder that says so."""
     facts = _identity(store)
     try:
         if facts is None:
@@ -133,9 +133,9 @@ def remember(store: Path) -> Path:
 
 
 def is_trusted(store: Path, setting: str = "auto") -> bool:
-    """Return True if the content of the store may be run.
+    """Return True if code of the store may be run, and its pickles may be loaded.
 
-    `setting` is the setting `trust`: "yes", "no", or "auto" for stores that are remembered.
+    `setting` is the setting `trust`: "yes", "no", or "auto" to trust the stores that are remembered.
     """
     if setting != "auto":
         return setting == "yes"
@@ -145,7 +145,7 @@ def is_trusted(store: Path, setting: str = "auto") -> bool:
     if facts is None:
         if (store / FILE).exists() or not _was_made_here(store):
             return False
-        with contextlib.suppress(StoreError):  # so that the next check finds it
+        with contextlib.suppress(StoreError):  # so that the next check finds the store remembered
             remember(store)
         return True
     try:
@@ -156,7 +156,7 @@ def is_trusted(store: Path, setting: str = "auto") -> bool:
 
 
 def check_trust(store: Path, setting: str, doing: str) -> None:
-    """Raise if the store is not trusted; `doing` names the refused action."""
+    """Raise if the store is not trusted; `doing` names the refused action, for the message."""
     if is_trusted(store, setting):
         return
     if setting == "no":
@@ -174,7 +174,7 @@ def check_trust(store: Path, setting: str, doing: str) -> None:
 
 
 def check_links(store: Path, setting: str = "auto") -> None:
-    """Raise if an untrusted store contains a link or a device, which lead outside of it."""
+    """Raise if an untrusted store contains a link or a device, because files outside could be changed through it."""
     if is_trusted(store, setting):
         return
     for path in _special_entries(store):
@@ -187,7 +187,7 @@ def check_links(store: Path, setting: str = "auto") -> None:
 
 
 def _special_entries(store: Path) -> Iterator[Path]:
-    """Yield the entries of a store that are neither files nor folders."""
+    """Yield the entries of a store that are neither files nor folders, except in the work trees of replays."""
     todo = [os.fspath(store)]
     while todo:
         with os.scandir(todo.pop()) as entries:
@@ -208,15 +208,15 @@ def _is_of_this_job(store: Path) -> bool:
 def _was_made_here(store: Path) -> bool:
     """Return True if an old store without an id was certainly created here.
 
-    Every run in it must name this machine, and its folder must have been created when the run started:
-    the folder of a copy was created by the copy.
+    Every run in the store must name this machine. The folder of every run must have been created when the run
+    started: in a copy of the store, the folders were created later.
     """
     try:
-        about = store.stat()
+        status = store.stat()
         folders = [
             folder for folder in (store / _RUNS).iterdir() if (folder / "run.json").is_file()
         ]
-        if about.st_uid != os.geteuid() or not folders:
+        if status.st_uid != os.geteuid() or not folders:
             return False
         return all(_began_here(folder) for folder in folders)
     except (OSError, StoreError, TypeError, ValueError):
@@ -224,13 +224,15 @@ def _was_made_here(store: Path) -> bool:
 
 
 def _began_here(folder: Path) -> bool:
+    """Return True if the run in `folder` started on this machine when the folder was created."""
     facts = read_facts(folder / "run.json", FORMAT)
-    born = birth(folder) / 1e9
-    took = float(facts["started"]) - born if "started" in facts else float("inf")
-    return bool(born) and facts.get("host") == socket.gethostname() and _EARLY <= took < _LATE
+    born = creation_time(folder) / 1e9
+    delay = float(facts["started"]) - born if "started" in facts else float("inf")
+    return bool(born) and facts.get("host") == socket.gethostname() and _EARLY <= delay < _LATE
 
 
 def _identity(store: Path) -> dict[str, Any] | None:
+    """Return the facts in `identity.json`, or None if the file does not exist or is damaged."""
     try:
         if not stat.S_ISREG((store / FILE).lstat().st_mode):
             return None
@@ -241,10 +243,10 @@ def _identity(store: Path) -> dict[str, Any] | None:
 
 
 def _remembered(store: Path, facts: Mapping[str, Any]) -> Path:
-    """Return the file that exists if the store is trusted."""
+    """Return the file in the state folder that exists if the store is trusted."""
     name = FolderIdentity.of(store).key(str(facts["id"]))
     home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")  # noqa: PTH111
-    if not os.path.isabs(home):  # noqa: PTH117 - without a home there is none
+    if not os.path.isabs(home):  # noqa: PTH117 - there is no home folder
         raise FileNotFoundError(2, "there is no home folder", "~/.local/state")
     return Path(home, "rearview", "stores", f"{name}.json")
 

@@ -16,10 +16,10 @@ from typing import Any
 import msgspec
 
 from rearview.errors import UsageError
+from rearview.store.tables.answer_queries import check_condition
 from rearview.store.tables.connection import ident, quoted
-from rearview.store.tables.record_sources import Sources
+from rearview.store.tables.select_records import SelectedRecords
 from rearview.store.tables.table_query import WORD, TableQuery
-from rearview.store.tables.tables import check_condition
 from rearview.web.run_index import Column, Index
 from rearview.web.run_index_tables import RUNS
 
@@ -400,8 +400,8 @@ def point_rows(
     """Return one row per point with the names as columns, empty where a name can still be filled."""
     with index.relations(query.runs[:200]) as chosen:
         fillable = [(name, loops) for name, loops in virtual if name in query.names]
-        sources = Sources(index.project, index.duck, index.run_records, chosen, fillable)
-        table_query = TableQuery(sources, query.names, origins=False)
+        selected = SelectedRecords(index.project, index.duck, index.run_records, chosen, fillable)
+        table_query = TableQuery(selected, query.names, origins=False)
         if query.where.strip():
             check_condition(index.duck.con, query.where)
         sql = table_query.sql(query.where.strip() or None)

@@ -26,18 +26,18 @@ from rearview.model.run import UNASKED
 from rearview.store.project import Project
 from rearview.store.runs import Replay, Runs
 from rearview.store.tables.connection import Duck, quoted
-from rearview.store.tables.pivot import PLAIN, WINNERS, encode
+from rearview.store.tables.convert_to_parquet import Summary
+from rearview.store.tables.pivot import RANKED, UNRANKED, encode
 from rearview.store.tables.record_files import (
     LONG,
     RecordPart,
     RunRecords,
     gather_records,
-    long,
-    plain,
+    long_sql,
+    needs_no_ranking,
 )
 from rearview.store.tables.schema import load_runs
-from rearview.store.tables.seal import Summary
-from rearview.store.values import convert
+from rearview.store.values_as_json import convert
 from rearview.web.run_index_tables import (
     COLUMNS,
     GIVEN,
@@ -398,13 +398,13 @@ class Index:
         ranked: list[RecordPart] = []
         for run in runs:
             parts = self._given_out(run)
-            (simple if plain(parts) else ranked).extend(parts)
+            (simple if needs_no_ranking(parts) else ranked).extend(parts)
         for parts, form, order in (
-            (simple, PLAIN, "seq"),
-            (ranked, WINNERS, "indices, process, seq"),
+            (simple, UNRANKED, "seq"),
+            (ranked, RANKED, "indices, process, seq"),
         ):
             if parts:
-                source = form.format(source=long(parts))
+                source = form.format(source=long_sql(parts))
                 self.duck.execute(f"INSERT INTO own.summarized {_stats(source, order)}")
 
     def parts(self, run: str) -> list[RecordPart]:

@@ -17,9 +17,9 @@ from pathlib import Path
 import msgspec
 
 from rearview.model import Run
-from rearview.store.files import make_folder, publish
+from rearview.store.create_files import make_folder, publish
 from rearview.store.tables.connection import Duck, files, quoted
-from rearview.store.tables.seal import Summary
+from rearview.store.tables.convert_to_parquet import Summary
 
 RUNS = {
     "run": "VARCHAR",

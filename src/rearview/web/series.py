@@ -18,8 +18,8 @@ import msgspec
 
 from rearview.errors import UsageError
 from rearview.store.tables.connection import quoted
-from rearview.store.tables.pivot import PLAIN, WINNERS
-from rearview.store.tables.record_files import long, plain
+from rearview.store.tables.pivot import RANKED, UNRANKED
+from rearview.store.tables.record_files import long_sql, needs_no_ranking
 from rearview.web.run_index import Index, load_replays
 
 Array = Any
@@ -297,7 +297,7 @@ def _grouped(chart: Chart, lines: dict[str, Line], span: tuple[float, float] | N
 
 def _ranked(index: Index, runs: Sequence[str]) -> bool:
     """Return True if a run has several values of one point, so that the query must choose one by `own.replays`."""
-    return any(not plain(index.given_out(run)) for run in runs)
+    return any(not needs_no_ranking(index.given_out(run)) for run in runs)
 
 
 def records(index: Index, name: str, runs: Sequence[str]) -> str | None:
@@ -310,14 +310,14 @@ def records(index: Index, name: str, runs: Sequence[str]) -> str | None:
             for part in index.given_out(run)
             if any(summary.name == name for summary in part.summary.names)
         ]
-        if plain(parts):
+        if needs_no_ranking(parts):
             simple += parts
         elif parts:
             ranked += parts
             ranked_runs.append(run)
-    for parts, form in ((simple, PLAIN), (ranked, WINNERS)):
+    for parts, form in ((simple, UNRANKED), (ranked, RANKED)):
         if parts:
-            source = f"SELECT * FROM ({long(parts)}) WHERE name = {quoted(name)}"
+            source = f"SELECT * FROM ({long_sql(parts)}) WHERE name = {quoted(name)}"
             texts.append(form.format(source=source))
     if ranked:
         with index.lock:  # `own.replays` is shared with the refresh

@@ -321,11 +321,11 @@ def test_figures_6_and_7_of_the_paper():
     assert {node for node in again if again.count(node) > 1} == {I}
     # the second sequence evicts a, c and f for i and computes them again: better in the same room
     second = StepBuilder(FIGURE_6)
-    second.run(START, O, keep=[(A, 0)])
-    second.run(A, L, keep=[(C, 0)])
-    second.run(C, M, keep=[(I, 0)], drop=[(A, 0), (C, 0)])
-    second.run(I, P)
-    second.run(START, J)
+    second.add_path(START, O, keep=[(A, 0)])
+    second.add_path(A, L, keep=[(C, 0)])
+    second.add_path(C, M, keep=[(I, 0)], drop=[(A, 0), (C, 0)])
+    second.add_path(I, P)
+    second.add_path(START, J)
     assert check(FIGURE_6, second.steps, 25, minimal=True) == 100.0
     # computing j before i is evicted for needs no recomputation at all
     assert order(FIGURE_6, 25).seconds == 95.0

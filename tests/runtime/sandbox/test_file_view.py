@@ -24,7 +24,7 @@ for name in ("proj/.rearview/tree/made", "data"):
     os.makedirs(name, exist_ok=True)
 pathlib.Path("data/old.txt").write_text("old")
 pathlib.Path("data/other.txt").write_text("other")
-view = FileView(home + "/proj", home + "/proj/.rearview/tree", elsewhere=home + "/elsewhere", spared=(home + "/tmp/",))
+view = FileView(home + "/proj", home + "/proj/.rearview/tree", outside_copies=home + "/elsewhere", unmapped=(home + "/tmp/",))
 file_patches.install(view)
 os.chdir(home + "/proj")
 """
@@ -257,12 +257,12 @@ def test_a_linked_input_is_copied_before_it_is_changed(tmp_path):
 
 
 def test_an_environment_of_python_in_the_project_is_used_as_it_is():
-    view = FileView("/proj", "/scratch", elsewhere="/e", installed=("/proj/.venv/",))
+    view = FileView("/proj", "/scratch", outside_copies="/e", installed=("/proj/.venv/",))
     inside = "/proj/.venv/lib/a.py"
     assert view.real(inside) == view.real("/proj/src/../.venv/lib/a.py") == inside
     assert view.real("/proj/.venvs/a.py") == "/scratch/.venvs/a.py"
-    assert not view.guards(inside)
-    assert view.guards("/proj/a.py")
+    assert not view.is_protected(inside)
+    assert view.is_protected("/proj/a.py")
 
 
 FOLDED = """

@@ -94,12 +94,12 @@ def test_a_file_too_large_to_be_copied_is_moved_away_and_back(tmp_path):
     run = tmp_path / ".rearview"
     run.mkdir()
     traces = OverwrittenFiles.of(run, root, lambda: True)
-    traces.writing("best.pt")
+    traces.record_write("best.pt")
     (tmp_path / "best.pt").write_text("weights")
     again = OverwrittenFiles.of(run, root, lambda: False)
-    assert again.take_away(data=False) == set()
+    assert again.restore_initial_files(data=False) == set()
     assert not (tmp_path / "best.pt").exists()
-    again.bring_back(["best.pt"])
+    again.restore_large_files(["best.pt"])
     assert (tmp_path / "best.pt").read_text() == "weights"
     assert not again.aside.exists()
 
@@ -108,12 +108,12 @@ def test_a_second_attempt_keeps_the_files_that_the_first_had_set_aside(tmp_path)
     run = tmp_path / ".rearview"
     run.mkdir()
     traces = OverwrittenFiles.of(run, f"{tmp_path}{os.sep}", lambda: True)
-    traces.writing("log.txt")
+    traces.record_write("log.txt")
     (tmp_path / "log.txt").write_text("all of it")
-    traces.take_away(data=False)
+    traces.restore_initial_files(data=False)
     (tmp_path / "log.txt").write_text("begun")
-    traces.take_away(data=False)
-    traces.bring_back(["log.txt"])
+    traces.restore_initial_files(data=False)
+    traces.restore_large_files(["log.txt"])
     assert (tmp_path / "log.txt").read_text() == "all of it"
 
 
@@ -121,13 +121,13 @@ def test_data_that_the_program_made_stays_unless_the_run_starts_over(tmp_path):
     run = tmp_path / ".rearview"
     run.mkdir()
     traces = OverwrittenFiles.of(run, f"{tmp_path}{os.sep}", lambda: False)
-    traces.making("data")
+    traces.record_mkdir("data")
     (tmp_path / "data").mkdir()
-    traces.writing("data/a.npy")
+    traces.record_write("data/a.npy")
     (tmp_path / "data" / "a.npy").write_text("1")
-    traces.reading("data/a.npy")
-    assert traces.take_away(data=False) == {"data"}
-    assert traces.take_away(data=True) == set()
+    traces.record_read("data/a.npy")
+    assert traces.restore_initial_files(data=False) == {"data"}
+    assert traces.restore_initial_files(data=True) == set()
     traces.ended(well=False)
     assert (tmp_path / "data" / "a.npy").read_text() == "1"
 

@@ -6,7 +6,7 @@ import sys
 
 from plainly import SOURCE, plain, recorded, write
 from rearview._history import history
-from rearview.store.printed_lines import printed
+from rearview.store.printed_lines import read_printed_lines
 
 TEXT = """
 import sys
@@ -94,7 +94,7 @@ def test_a_stream_that_the_program_holds_is_no_difference(tmp_path):
 def test_a_line_that_a_kill_cut_off_is_left_out(tmp_path):
     whole = b'{"format":1}\n[["epoch"],[2],1,"text"]\n[["epoch"],[3],1,"te'
     (tmp_path / "printed.jsonl").write_bytes(whole)
-    assert [(one.where, one.text) for one in printed(tmp_path)] == [("epoch=2", "text")]
+    assert [(one.where, one.text) for one in read_printed_lines(tmp_path)] == [("epoch=2", "text")]
 
 
 def test_the_command_shows_printed_lines(tmp_path):

@@ -91,7 +91,7 @@ def test_a_sample_that_misled_costs_no_space(objects, project, monkeypatch):
     worth = CompressionPolicy()
     monkeypatch.setattr(worth, "predicted_share", lambda *_: 0.1)
     refused = []
-    monkeypatch.setattr(worth, "note_incompressible", refused.append)
+    monkeypatch.setattr(worth, "pause_sampling", refused.append)
     ref = put(objects, DENSE, worth)
     assert not compressed(objects, ref)
     assert objects.get(ref) == DENSE

@@ -46,9 +46,9 @@ def test_the_speed_of_the_disk_follows_its_latest_writes():
 
 def test_small_writes_tell_nothing_about_the_disk():
     worth = CompressionPolicy()
-    worth.note_write(4096, 0.01)
+    worth.add_write(4096, 0.01)
     assert worth.disk.speed is None
-    worth.note_write(16 * MB, 0.1)
+    worth.add_write(16 * MB, 0.1)
     assert worth.disk.speed == 160 * MB
 
 

@@ -3,11 +3,11 @@ import random
 
 import pytest
 
-from rearview.store.maintenance.gc import KeptCheckpoint, expected_replay, thin
+from rearview.store.maintenance.gc import ThinningCandidate, expected_replay, thin
 
 
 def kept(times, count, **more):
-    held = [KeptCheckpoint(str(i), "r", float(t), 1, **more) for i, t in enumerate(times)]
+    held = [ThinningCandidate(str(i), "r", float(t), 1, **more) for i, t in enumerate(times)]
     gone = set(thin(held, excess=len(held) - count))
     return [each.at for each in held if each.id not in gone]
 
@@ -33,29 +33,29 @@ def test_thinning_is_close_to_the_best_choice(seed):
 
 def test_the_last_checkpoint_and_promised_ones_are_never_removed():
     held = [
-        KeptCheckpoint(f"{run}{i}", run, i, 5, promised=i == 2) for run in "ab" for i in range(5)
+        ThinningCandidate(f"{run}{i}", run, i, 5, promised=i == 2) for run in "ab" for i in range(5)
     ]
     gone = thin(held, excess=10**9)
     assert set(gone) == {f"{run}{i}" for run in "ab" for i in (0, 1, 3)}
 
 
 def test_no_more_goes_than_needed():
-    held = [KeptCheckpoint(str(i), "r", i, 100) for i in range(10)]
+    held = [ThinningCandidate(str(i), "r", i, 100) for i in range(10)]
     assert len(thin(held, excess=301)) == 4
     assert thin(held, excess=0) == []
     assert thin([], excess=10) == []
 
 
 def test_the_larger_of_two_equally_useful_checkpoints_goes_first():
-    held = [KeptCheckpoint("small", "a", 1, 1), KeptCheckpoint("end a", "a", 2, 1)]
-    held += [KeptCheckpoint("large", "b", 1, 100), KeptCheckpoint("end b", "b", 2, 1)]
+    held = [ThinningCandidate("small", "a", 1, 1), ThinningCandidate("end a", "a", 2, 1)]
+    held += [ThinningCandidate("large", "b", 1, 100), ThinningCandidate("end b", "b", 2, 1)]
     assert thin(held, excess=1) == ["large"]
 
 
 def test_checkpoints_of_one_moment_cost_nothing_to_give_up():
     held = [
-        KeptCheckpoint("first", "r", 1, 1),
-        KeptCheckpoint("again", "r", 1, 1),
-        KeptCheckpoint("last", "r", 9, 1),
+        ThinningCandidate("first", "r", 1, 1),
+        ThinningCandidate("again", "r", 1, 1),
+        ThinningCandidate("last", "r", 9, 1),
     ]
     assert thin(held, excess=1) in (["first"], ["again"])

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from rearview.store.tables import record_files
-from rearview.store.tables.tables import Tables
+from rearview.store.tables.answer_queries import Tables
 from recorded import Recorded, at
 
 
@@ -139,7 +139,7 @@ def test_cells_that_a_backfill_has_not_come_to_are_filled_and_replayed_ones_hold
     run = store.run(*epochs(loss=[1.0, 1.0, 1.0, 1.0]))
     store.replay(run, "a", (at(epoch=0), {"norm": 0.0}), (at(epoch=2), {"norm": 4.0}), proved=False)
     table = Tables(store.project).table(
-        ["loss", "norm"], interpolate=True, virtual=[("norm", ["epoch"])]
+        ["loss", "norm"], interpolate=True, fillable=[("norm", ["epoch"])]
     )
     assert [row["norm"] for row in table] == [0.0, 2.0, 4.0, None]
     assert [row["unproved"] for row in table] == ["norm", None, "norm", None]

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from rearview.model import Point, Step
 from rearview.store.tables import record_files as points_module
+from rearview.store.tables.answer_queries import Tables
 from rearview.store.tables.pivot import depth, inside, loop_columns, prefixes, rows_of
-from rearview.store.tables.tables import Tables
 from recorded import Recorded
 
 NAMES = ("a", "b", "c")
@@ -39,7 +39,7 @@ def expected(runs, names):
         name: {"/".join(p.loops) for _, log in runs for p, n, _ in log if n == name}
         for name in names
     }
-    kept = rows_of(paths).kept
+    kept = rows_of(paths).always_shown
     ranks: dict[str, int] = {}
     for _, records in runs:  # as the store sees them: by name, each at its first record
         firsts: dict[tuple[str, str], int] = {}
@@ -115,6 +115,6 @@ def test_paths():
 
 def test_rows_of_a_table():
     rows = rows_of({"loss": {"e/s"}, "acc": {"e"}, "seed": {""}})
-    assert (rows.paths, rows.kept) == (("", "e", "e/s"), {"e/s"})
-    assert rows_of({"loss": {"e/s", "e"}}).kept == {"e/s", "e"}
-    assert rows_of({"a": {"e/s"}, "b": {"e/v"}}).kept == {"e/s", "e/v"}
+    assert (rows.paths, rows.always_shown) == (("", "e", "e/s"), {"e/s"})
+    assert rows_of({"loss": {"e/s", "e"}}).always_shown == {"e/s", "e"}
+    assert rows_of({"a": {"e/s"}, "b": {"e/v"}}).always_shown == {"e/s", "e/v"}

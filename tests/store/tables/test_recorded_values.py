@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from rearview.errors import DamagedError
-from rearview.store.tables.record_files import recorded, recorded_names
-from rearview.store.tables.seal import MARK, read_summary
-from rearview.store.tables.tables import Tables
+from rearview.store.tables.answer_queries import Tables
+from rearview.store.tables.convert_to_parquet import MARK, read_summary
+from rearview.store.tables.record_files import own_values, recorded_names
 from recorded import Recorded, at
 
 GOLD = Path(__file__).parents[2] / "gold/records/format-1.parquet"
@@ -52,15 +52,15 @@ def test_records_of_replays_are_not_read_to_find_the_values_of_the_run(store, mo
     seal(store)
     assert sealed(store, run)
     monkeypatch.setitem(sys.modules, "duckdb", None)  # cannot be imported
-    assert list(recorded(store.runs.folder(run))) == []
+    assert list(own_values(store.runs.folder(run))) == []
 
 
 def test_logged_values_are_found_in_sealed_and_unsealed_files(store):
     run = store.run((at(epoch=1), {"loss": 0.5}), (at(epoch=2), {"loss": None}))
-    before = list(recorded(store.runs.folder(run)))
+    before = list(own_values(store.runs.folder(run)))
     seal(store)
     assert sealed(store, run)
-    assert list(recorded(store.runs.folder(run))) == before
+    assert list(own_values(store.runs.folder(run))) == before
     assert before == [(("epoch",), (1,), "loss", 0.5), (("epoch",), (2,), "loss", None)]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from rearview.errors import UsageError
 from rearview.store.tables import record_files
-from rearview.store.tables.tables import Tables
+from rearview.store.tables.answer_queries import Tables
 from recorded import Recorded, at
 
 

@@ -26,7 +26,7 @@ def test_a_version_holds_tracked_and_untracked_text_and_leaves_out_the_rest(tmp_
         "new.py": b"z\n",
         "train.py": b"x = 3\n",
     }
-    assert store.names() == {"runs/r1": version}
+    assert store.versions_by_ref() == {"runs/r1": version}
     assert version == git(root, "rev-parse", "refs/rearview/runs/r1^{tree}")
 
 
@@ -106,7 +106,7 @@ def test_without_a_repository_versions_are_in_the_store(tmp_path):
     newer = later.save("r2")
     assert later.read(version, "train.py") == b"x\n"
     assert "-x\n+x = 2\n" in later.diff(version, newer)
-    assert later.names() == {"runs/r1": version, "runs/r2": newer}
+    assert later.versions_by_ref() == {"runs/r1": version, "runs/r2": newer}
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_without_git_installed_versions_are_kept_in_gits_own_format(tmp_path, gi
     assert "-x\n+x2\n" in store.diff(first, second)
     monkeypatch.undo()
     with_git = versions(root)
-    assert with_git.names() == store.names()
+    assert with_git.versions_by_ref() == store.versions_by_ref()
     assert with_git.files(derived) == store.files(derived)
     assert with_git.save("r3") == second
     assert git(root / ".rearview/versions.git", "fsck", "--strict") == ""
@@ -269,7 +269,7 @@ def test_eight_runs_that_start_at_once_all_keep_their_version(tmp_path):
         with ThreadPoolExecutor(8) as pool:
             found = {line.strip() for line in pool.map(start, range(8))}
         assert len(found) == 1
-        assert set(versions(place).names()) == {f"runs/r{i}" for i in range(8)}
+        assert set(versions(place).versions_by_ref()) == {f"runs/r{i}" for i in range(8)}
 
 
 def test_a_derived_version_changes_only_the_given_files(tmp_path):
@@ -280,7 +280,7 @@ def test_a_derived_version_changes_only_the_given_files(tmp_path):
     )
     assert store.files(derived) == {"train.py": b"x = 5\n", "added.py": b"a\n"}
     assert store.files(version)["train.py"] == b"x = 1\n"
-    assert f"derived/{derived}" in store.names()
+    assert f"derived/{derived}" in store.versions_by_ref()
     assert "-x = 1\n+x = 5\n" in store.diff(version, derived)
     assert store.derive(derived, {"train.py": b"x = 5\n"}) == derived
 
@@ -293,7 +293,7 @@ def test_a_file_or_version_that_is_not_there_is_named(tmp_path):
     with pytest.raises(VersionError, match="Version 000000000000 is not in"):
         store.files("0" * 40)
     store.drop("r1")
-    assert store.names() == {}
+    assert store.versions_by_ref() == {}
 
 
 def test_a_tree_that_points_outside_is_not_exported(tmp_path):

@@ -1,1 +1,1 @@
-"""Cells inside the process that runs them: of notebooks, and of scripts that are cut into cells."""
+"""Cells of notebooks and scripts, in the process that runs them: execute them, record their inputs, reuse results."""

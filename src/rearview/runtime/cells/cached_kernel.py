@@ -1,4 +1,4 @@
-"""Execute a cell in a kernel, or send its stored results instead; skipped cells that run later show nothing."""
+"""Execute a cell in a kernel, or send its stored results to the front end without executing it."""
 
 from __future__ import annotations
 
@@ -16,36 +16,38 @@ from rearview.runtime.cells.cell_analysis import analyse
 from rearview.runtime.cells.cell_cache import CellCache
 from rearview.runtime.cells.cell_inputs import Lineage
 from rearview.runtime.cells.result_store import ResultStore
-from rearview.runtime.cells.skipped_cells import GIVEN_UP, GivenUp
+from rearview.runtime.cells.skipped_cells import REUSE_FAILED, ReuseFailed
 from rearview.runtime.recorder import Recorder
 from rearview.runtime.sandbox import entropy
 from rearview.source.notebooks import CodeCell, Notebook
-from rearview.store.files import publish
+from rearview.store.create_files import publish
 from rearview.store.trust import is_trusted
 
 FILE = "reused.json"
-"""File in the folder of a run: for each cell, why it was run; empty if its stored results were shown instead."""
+"""File in the folder of a run: for each cell, why it was run; empty if its stored results were shown."""
 SHOWN = ("stream", "display_data", "execute_result", "update_display_data", "clear_output")
+"""Types of messages with the output of a cell."""
 _COMMS = ("comm_open", "comm_msg", "comm_close")
+"""Types of messages of widgets."""
 
 
 class RunsCells(Protocol):
-    """The cells of a notebook, as `CachedKernel` uses them."""
+    """The part of `Cells` that `CachedKernel` uses."""
 
     notebook: Notebook
     random: Any
 
     def in_part(self, cell: CodeCell, text: str) -> AbstractContextManager[None]:
-        """Instrument a part of a cell, in the body, as the whole cell would be."""
+        """While the body runs, instrument `text`, a part of a cell, as the whole cell would be."""
         ...
 
     def is_last(self, cell: CodeCell) -> bool:
-        """Return True if no cell comes after this one."""
+        """Return True if a cell is the last cell of the notebook."""
         ...
 
 
 class ShownMessages:
-    """The messages with which a kernel shows the output of cells."""
+    """Collects the messages by which a kernel shows the output of cells."""
 
     def __init__(self, kernel: Any) -> None:
         self.messages: list[dict[str, Any]] = []
@@ -62,13 +64,13 @@ class ShownMessages:
         if kind in SHOWN or kind in _COMMS or kind == "error":
             if self.muted:
                 return None
-            shown = message["content"] if whole else content
+            output = message["content"] if whole else content
             if kind in _COMMS or kw.get("buffers"):
                 self.problem = "it shows a widget"
             elif kind in SHOWN:
                 # a copy as text: the program may change the shown objects later
                 self.messages.append(
-                    {"type": kind, "content": msgspec.json.decode(msgspec.json.encode(shown))}
+                    {"type": kind, "content": msgspec.json.decode(msgspec.json.encode(output))}
                 )
         if whole:
             return self._send(stream, message, *args, **kw)
@@ -114,12 +116,12 @@ class CachedKernel:
     def start(
         cls, kernel: Any, cells: RunsCells, session: Recorder, lineage: Lineage
     ) -> CachedKernel | None:
-        """Return the object that reuses results for a notebook; None if the store is not trusted."""
+        """Return the CachedKernel of a notebook, or None if the store is not trusted."""
         if not is_trusted(session.project.store, session.settings.trust):
             return None
         off = ""
         for cell in cells.notebook.cells:
-            if analyse(cell.source).shown:
+            if analyse(cell.source).reads_outputs:
                 off = f"cell {cell.number} reads results of earlier cells by `_`, `Out` or `In`"
             if "cache_info" in analyse(cell.source).attributes:
                 off = f"cell {cell.number} asks how often a cache was used"
@@ -135,16 +137,16 @@ class CachedKernel:
         return cls(kernel, cells, session, cache, off)
 
     async def before(self, cell: CodeCell, run: Callable[..., Any]) -> dict[str, Any] | None:
-        """Return the kernel's reply if stored results of a cell were shown; None if the cell has to run."""
+        """Show the stored results of a cell and return the kernel's reply, or return None if the cell has to run."""
         if self._off:
             if self._cache.has_skipped():
-                return self._give_up(self._off)  # what skipped cells left is not loaded
+                return self._give_up(self._off)  # the variables of skipped cells are not loaded
             self._cache.decisions.append((cell.number, self._off))
             return None
         try:
             entry, self._why = self._cache.find(cell)
             if entry is not None:
-                for message in self._cache.give(cell, entry):
+                for message in self._cache.reuse(cell, entry):
                     self._show(message)
                 return self._answer(cell)
 
@@ -154,7 +156,7 @@ class CachedKernel:
             random.setstate(self._cells.random)
             await self._cache.prepare(cell, late_run)
             self._cells.random = random.getstate()
-        except GivenUp as exc:
+        except ReuseFailed as exc:
             return self._give_up(str(exc))
         except Exception as exc:
             return self._give_up(f"{type(exc).__name__}: {exc}")
@@ -178,14 +180,15 @@ class CachedKernel:
         return {"status": "ok", "execution_count": number, "payload": [], "user_expressions": {}}
 
     def _give_up(self, why: str) -> dict[str, Any]:
-        error = {"ename": GIVEN_UP, "evalue": why, "traceback": [f"{GIVEN_UP}: {why}"]}
+        """Show the error by which the client knows that it must run all cells; return the kernel's reply."""
+        error = {"ename": REUSE_FAILED, "evalue": why, "traceback": [f"{REUSE_FAILED}: {why}"]}
         self._published.show("error", error)
         self._session.code = 1
         number = self._kernel.shell.execution_count
         return {"status": "error", "execution_count": number, "payload": [], **error}
 
     async def _run_late(self, run: Callable[..., Any], cell: CodeCell, text: str) -> str:
-        """Run a part of a skipped cell without showing anything; return the error, or empty."""
+        """Run a part of a skipped cell without showing its output; return the error, or ""."""
         self._published.take()
         self._published.muted = True
         try:
@@ -199,7 +202,7 @@ class CachedKernel:
         return "" if reply["status"] == "ok" else f"{reply.get('ename')}: {reply.get('evalue')}"
 
     def begin(self, cell: CodeCell) -> None:
-        """Note that a cell is about to run."""
+        """Remember the state before a cell runs."""
         if not self._off:
             self._logged = self._session.log_calls
             try:
@@ -207,7 +210,7 @@ class CachedKernel:
             except Exception as exc:
                 self._off = f"looking at the variables failed: {type(exc).__name__}: {exc}"
 
-    def after(self, cell: CodeCell, reply: Mapping[str, Any], done: CellLineage | None) -> None:
+    def after(self, cell: CodeCell, reply: Mapping[str, Any], lineage: CellLineage | None) -> None:
         """Store the inputs, the results and the output of a cell that was run."""
         if self._off:
             return
@@ -220,7 +223,7 @@ class CachedKernel:
         elif self._session.log_calls != self._logged:
             problem = "it logs values of this run"
         try:
-            self._cache.end(cell, done, messages, problem, self._why)
+            self._cache.end(cell, lineage, messages, problem, self._why)
         except Exception as exc:
             self._off = f"keeping results failed: {type(exc).__name__}: {exc}"
 

@@ -1,25 +1,23 @@
-"""Analyse the text of a cell: the names and definitions in it, and its calls for their effect."""
+"""Analyse the text of a cell: its names, its definitions, and its calls whose result is not used.
+
+`CellReads` finds the names whose value a cell uses before it sets them.
+"""
 
 from __future__ import annotations
 
 import ast
 import hashlib
 import re
+import symtable
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from rearview.runtime.cells.used_names import (
-    CellReads,
-    names_in,
-    names_in_texts,
-    names_used,
-)
 from rearview.source.cells import code_hash
 from rearview.source.notebooks import is_unreadable, python_of
 
 HARMLESS_MAGICS = ("matplotlib", "config", "load_ext", "reload_ext", "autoreload", "precision")
-"""Line magics that only set something up: they can run again at any time."""
+"""Line magics that only change settings, so that running them again is harmless."""
 SHOWING_MAGICS = frozenset({"html", "HTML", "latex", "markdown", "javascript", "js", "svg", "SVG"})
 """Cell magics that only show their text."""
 PROFILERS = frozenset({"prun", "lprun", "memit", "mprun"})
@@ -27,7 +25,7 @@ _MEASURED = re.compile(
     r"(?P<indent>\s*)(?:(?P<target>\w+)\s*=\s*)?%%?(?P<magic>timeit|time)\b(?P<rest>.*)\Z",
     re.DOTALL,
 )
-"""A line by which IPython measures how long a statement takes."""
+"""A line with a magic that measures how long a statement takes."""
 _OPTIONS = re.compile(r"(?:\s*-(?:[nrpv]\s*\d+|[tcqo]+)(?=\s|\Z))*")
 """Options of `%timeit`, before the statement."""
 FILE_QUESTIONS = frozenset(
@@ -49,6 +47,10 @@ UNDOING = frozenset(
 SHOWN = frozenset({"_", "__", "___", "Out", "_oh", "In", "_ih", "_i", "_ii", "_iii"})
 """Names under which a kernel keeps earlier cells and their results."""
 
+EVALUATING = frozenset(
+    {"query", "eval", "ols", "glm", "logit", "from_formula", "dmatrices", "dmatrix"}
+)
+"""Methods of pandas and statsmodels that evaluate a text with the variables of the notebook."""
 _NUMBERED = re.compile(r"_i?\d+\Z")
 
 
@@ -59,19 +61,19 @@ class Definition:
     name: str
     digest: str
     names: frozenset[str]
-    """Names outside of it that its body uses."""
+    """Names that the body uses and does not define."""
     attributes: frozenset[str]
     at_once: frozenset[str]
-    """Names that are looked up when it is defined: decorators, defaults, bases."""
+    """Names that are looked up when the definition runs: decorators, defaults, bases."""
     calls_at_once: bool
-    """Whether something is called when it is defined: a decorator, or a call in a default or in the body of a class."""
+    """Whether the definition calls something when it runs: a decorator, or a call in a default or in a class body."""
     calls: frozenset[str]
-    """Calls in its body for their effect, dotted."""
+    """Calls in the body whose result is not used, as dotted names."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatementEffect:
-    """A call for its effect, and the top-level statement that makes it."""
+    """A call whose result is not used, and the top-level statement that contains the call."""
 
     call: str
     digest: str
@@ -83,43 +85,43 @@ class StatementEffect:
 
 @dataclass(frozen=True, slots=True)
 class CellAnalysis:
-    """One cell, as its text has it."""
+    """What the text of one cell shows."""
 
     digest: str
-    """Hash of its code."""
+    """Hash of the cell's code."""
     names: frozenset[str]
-    """Variables that it names, without those in functions that it only defines."""
+    """Variables that the cell names, without names in functions that it defines and does not call."""
     imports: frozenset[str]
-    """Modules that it imports, by their full names."""
+    """Full names of the modules that the cell imports."""
     statement_names: frozenset[str]
-    """Those in its statements other than imports and definitions."""
+    """Names in the statements that are neither imports nor definitions."""
     reads: frozenset[str]
-    """Variables whose value it may use: not those that it sets before."""
+    """Variables whose earlier value the cell may use: it does not set them first."""
     attributes: frozenset[str]
     definitions: tuple[Definition, ...]
     preamble: str
-    """Its imports and definitions alone, on the lines where they are; empty if it has none."""
+    """The imports and definitions alone, on their own lines of the cell; empty if there are none."""
     only_preamble: bool
-    """Whether it has no other statements."""
+    """Whether the cell has no statements except imports and definitions."""
     calls: frozenset[str]
-    """Calls for their effect, dotted: `plt.style.use`."""
+    """Calls whose result is not used, as dotted names: `plt.style.use`; an assignment to an attribute ends with `=`."""
     last_call: str
-    """The call that is the last statement: for its effect only if it shows no result."""
+    """The call that is the last statement, if it is one: its result is used if the cell shows it."""
     text: str
-    """Its source as Python, without `setup_magics` and with the statements that `%timeit` runs."""
+    """The source as Python, without `setup_magics`; a line `%timeit f(x)` is the statement `f(x)`."""
     setup_magics: tuple[tuple[int, str], ...]
-    """Line and text of its magics that set something up."""
+    """Line number and text of each magic of the cell that is in `HARMLESS_MAGICS`."""
     effects: tuple[StatementEffect, ...]
-    """Its calls for their effect, and the statements that make them."""
+    """The calls whose result is not used, with their statements."""
     reads_clock: bool
-    """Whether it names a function that reads the clock."""
+    """Whether the cell names a function that reads the clock."""
     refused: str
-    """Why its results cannot be stored, according to its text; empty if they can."""
-    shown: bool
-    """Whether it reads results of earlier cells by `_`, `Out` and the like."""
+    """Why the results of the cell cannot be stored, as its text shows; empty if they can."""
+    reads_outputs: bool
+    """Whether the cell reads earlier cells or their results by `_`, `Out`, `In` and similar names."""
 
     def setup_text(self, effects: Iterable[StatementEffect]) -> str:
-        r"""Return its imports, definitions and set-up magics, and the statements of some effects, as Python.
+        r"""Return the imports, definitions and set-up magics of the cell, and the statements of `effects`, as Python.
 
         >>> cell = analyse("%matplotlib inline\nimport seaborn as sns\nsns.set(); x = 1\nx")
         >>> print(cell.setup_text([each for each in cell.effects if each.call == "sns.set"]))
@@ -128,9 +130,9 @@ class CellAnalysis:
         sns.set()
         """
         body = ast.parse(self.text).body
-        kept = [node for node in body if _is_preamble(node)]
-        kept += {id(each.node): each.node for each in effects}.values()
-        lines = _only_lines(self.text, sorted(kept, key=lambda node: node.lineno)).split("\n")
+        nodes = [node for node in body if _is_preamble(node)]
+        nodes += {id(each.node): each.node for each in effects}.values()
+        lines = _only_lines(self.text, sorted(nodes, key=lambda node: node.lineno)).split("\n")
         for number, magic in self.setup_magics:
             lines += [""] * (number + 1 - len(lines))
             lines[number] = python_of(magic)
@@ -180,7 +182,7 @@ def analyse(source: str) -> CellAnalysis:
     top = list(tree.body)
     definitions = tuple(_definition(node) for node in top if _defined_name(node))
     plain = [node for node in top if not _is_preamble(node)]
-    kept = [node for node in top if _is_preamble(node)]
+    preamble = [node for node in top if _is_preamble(node)]
     last = plain[-1] if plain and plain[-1] is top[-1] and isinstance(plain[-1], ast.Expr) else None
     names, attributes = names_in(tree)
     loads = {
@@ -188,7 +190,7 @@ def analyse(source: str) -> CellAnalysis:
         for node in ast.walk(tree)
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
     }
-    shown = any(name in SHOWN or _NUMBERED.match(name) for name in loads)
+    reads_outputs = any(name in SHOWN or _NUMBERED.match(name) for name in loads)
     questions = attributes & FILE_QUESTIONS or names & (FILE_QUESTIONS - {"stat", "access"})
     if not refused and questions:
         refused = f"it asks the file system ({min(questions)})"
@@ -200,7 +202,7 @@ def analyse(source: str) -> CellAnalysis:
         frozenset(CellReads(definitions).of(top)),
         frozenset(attributes),
         definitions,
-        _only_lines(text, kept),
+        _only_lines(text, preamble),
         not plain,
         frozenset(_effect_calls([node for node in plain if node is not last])),
         next(_effect_calls([last]), "") if last is not None else "",
@@ -213,7 +215,7 @@ def analyse(source: str) -> CellAnalysis:
         ),
         bool((attributes | names) & CLOCKS),
         refused,
-        shown,
+        reads_outputs,
     )
 
 
@@ -238,7 +240,7 @@ def _digest(node: ast.AST) -> str:
 
 
 def _uncommon_magic(tree: ast.Module) -> str:
-    """Return why a cell with magics or shell lines of unknown effect must run; empty if it has none."""
+    """Return why a cell must run that has a shell line or a magic of unknown effect; empty if it has none."""
     for node in ast.walk(tree):
         call = node.func if isinstance(node, ast.Call) else None
         if not isinstance(node, ast.Call) or not isinstance(call, ast.Attribute):
@@ -246,51 +248,53 @@ def _uncommon_magic(tree: ast.Module) -> str:
         shell = call.value.func if isinstance(call.value, ast.Call) else None
         if not isinstance(shell, ast.Name) or shell.id != "get_ipython":
             continue
-        given = node.args[0] if node.args else None
-        first = str(given.value) if isinstance(given, ast.Constant) else ""
+        argument = node.args[0] if node.args else None
+        magic = str(argument.value) if isinstance(argument, ast.Constant) else ""
         if call.attr in {"system", "getoutput"}:
             return "it starts a process (a shell line)"
-        if call.attr.startswith("run_") and first not in SHOWING_MAGICS:
-            return f"it uses the magic %{first}"
+        if call.attr.startswith("run_") and magic not in SHOWING_MAGICS:
+            return f"it uses the magic %{magic}"
     return ""
 
 
 def _timed_statement(timed: re.Match[str]) -> str:
-    """Return the statement that `%time` or `%timeit` runs; a result that is assigned is any value."""
-    rest = timed["rest"].strip()
+    """Return the statement that `%time` or `%timeit` runs; a variable for the result is set to None."""
+    statement = timed["rest"].strip()
     if timed["magic"] == "timeit":
-        rest = rest[_OPTIONS.match(rest).end() :].strip()  # type: ignore[union-attr]  # it may be empty
+        # the pattern matches every text
+        statement = statement[_OPTIONS.match(statement).end() :].strip()  # type: ignore[union-attr]
     parts = [
-        part for part in (rest, f"{timed['target']} = None" if timed["target"] else "") if part
+        part for part in (statement, f"{timed['target']} = None" if timed["target"] else "") if part
     ]
     return timed["indent"] + "; ".join(parts)
 
 
 def _names_at_once(body: Iterable[ast.stmt], definitions: Iterable[Definition]) -> set[str]:
-    """Return the names that are looked up when a cell runs, also in functions that it defines and names."""
+    """Return the names that are looked up when a cell runs, also in functions that it defines and may call."""
     names: set[str] = set()
     for node in body:
         if not _defined_name(node):
             names |= names_in(node)[0]
     for definition in definitions:
         names |= definition.at_once
-    waiting = list(definitions)
+    uncalled = list(definitions)
     while True:
-        called = [each for each in waiting if each.name in names]
+        called = [each for each in uncalled if each.name in names]
         if not called:
             return names
-        waiting = [each for each in waiting if each not in called]
+        uncalled = [each for each in uncalled if each not in called]
         for each in called:
             names |= each.names
 
 
 def _magics(source: str) -> set[str]:
+    """Return the first words of lines that may be magics."""
     words = (line.strip().lstrip("%").split() for line in source.split("\n") if "%" in line[:9])
     return {word[0] for word in words if word}
 
 
 def _defined_name(node: ast.stmt) -> str:
-    """Return the name of a top-level function, class or lambda; empty for other statements."""
+    """Return the name of a top-level function, class or lambda; empty for any other statement."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return node.name
     if isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda):
@@ -305,28 +309,33 @@ def _is_preamble(node: ast.stmt) -> bool:
 
 
 def _definition(node: ast.stmt) -> Definition:
+    """Return what the text of a function, class or lambda shows."""
     attributes = names_in(node)[1]
-    now: list[ast.AST] = []
+    parts_at_once: list[ast.AST] = []
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        now = [*node.decorator_list, *node.args.defaults, *filter(None, node.args.kw_defaults)]
+        parts_at_once = [
+            *node.decorator_list,
+            *node.args.defaults,
+            *filter(None, node.args.kw_defaults),
+        ]
         body: list[ast.stmt] = node.body
     elif isinstance(node, ast.ClassDef):
         inner = (ast.FunctionDef, ast.AsyncFunctionDef)
-        now = [*node.decorator_list, *node.bases, *(each.value for each in node.keywords)]
-        now += [each for each in node.body if not isinstance(each, inner)]
-        now += [
+        parts_at_once = [*node.decorator_list, *node.bases, *(each.value for each in node.keywords)]
+        parts_at_once += [each for each in node.body if not isinstance(each, inner)]
+        parts_at_once += [
             part for each in node.body if isinstance(each, inner) for part in each.decorator_list
         ]
         body = node.body
     else:
         body = []
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda):
-            given = node.value.args
-            now = [*given.defaults, *filter(None, given.kw_defaults)]
-    at_once = {name for part in now for name in names_in(part)[0]}
+            parameters = node.value.args
+            parts_at_once = [*parameters.defaults, *filter(None, parameters.kw_defaults)]
+    at_once = {name for part in parts_at_once for name in names_in(part)[0]}
     decorated = bool(getattr(node, "decorator_list", ()))
     calls_at_once = decorated or any(
-        isinstance(inner, ast.Call) for part in now for inner in ast.walk(part)
+        isinstance(inner, ast.Call) for part in parts_at_once for inner in ast.walk(part)
     )
     calls = frozenset(_effect_calls(body, deep=True))
     return Definition(
@@ -340,11 +349,11 @@ def _definition(node: ast.stmt) -> Definition:
     )
 
 
-def _only_lines(text: str, kept: Iterable[ast.stmt]) -> str:
-    """Return the text of some statements, each on its own line; the other lines are blank."""
+def _only_lines(text: str, statements: Iterable[ast.stmt]) -> str:
+    """Return the text of some statements on their own lines; all other lines are blank."""
     lines = text.split("\n")
     kept_lines = [""] * len(lines)
-    for node in kept:
+    for node in statements:
         decorators: list[ast.expr] = getattr(node, "decorator_list", [])
         first = min([node.lineno, *(each.lineno for each in decorators)])
         end = node.end_lineno or node.lineno
@@ -358,7 +367,10 @@ def _only_lines(text: str, kept: Iterable[ast.stmt]) -> str:
 
 
 def _effect_calls(body: Iterable[ast.stmt], *, deep: bool = False) -> Iterator[str]:
-    """Yield the calls whose result is not used, and the modules whose attributes are assigned, dotted."""
+    """Yield dotted names of calls whose result is not used, and `name=` for each assignment to an attribute or item.
+
+    Function bodies are included only if `deep` is True.
+    """
     for statement in body:
         todo: list[ast.AST] = [statement]
         while todo:
@@ -394,6 +406,7 @@ def _effect_calls(body: Iterable[ast.stmt], *, deep: bool = False) -> Iterator[s
 
 
 def _dotted(node: ast.AST) -> str:
+    """Return `a.b.c` for an expression such as `a.b[0].c()`; empty if it does not begin with a name."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
         if isinstance(node, ast.Attribute):
@@ -402,3 +415,200 @@ def _dotted(node: ast.AST) -> str:
     if not isinstance(node, ast.Name):
         return ""
     return ".".join([node.id, *reversed(parts)])
+
+
+def names_in(tree: ast.AST) -> tuple[set[str], set[str]]:
+    """Return the names of all variables and of all attributes in a syntax tree."""
+    names: set[str] = set()
+    attributes: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            attributes.add(node.attr)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.alias):
+            names.add((node.asname or node.name).partition(".")[0])
+        elif isinstance(node, ast.Global):
+            names.update(node.names)
+    return names | names_in_texts(tree), attributes
+
+
+def names_in_texts(node: ast.AST) -> set[str]:
+    """Return the names in texts that a library evaluates with the variables of the cell: `frame.query("x > @y")`."""
+    return {
+        name
+        for call in ast.walk(node)
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr in EVALUATING
+        for text in ast.walk(call)
+        if isinstance(text, ast.Constant) and isinstance(text.value, str)
+        for name in re.findall(r"[^\W\d]\w*", text.value)
+    }
+
+
+def names_used(node: ast.AST, *, when_called: bool = False) -> set[str]:
+    """Return the names whose value a statement or expression takes from outside.
+
+    Local variables of functions, lambdas and comprehensions are left out. `when_called` also leaves out names that
+    are looked up while a function or class is defined.
+
+    >>> sorted(names_used(ast.parse("y = [f(i) for i in x]").body[0]))
+    ['f', 'x']
+    """
+    if isinstance(node, ast.Expr) and _is_shell_line(node.value):
+        return {
+            name
+            for text in ast.walk(node)
+            if isinstance(text, ast.Constant) and isinstance(text.value, str)
+            for name in re.findall(r"[^\W\d]\w*", text.value)
+        }
+    try:
+        table = symtable.symtable(ast.unparse(node), "<cell>", "exec")
+    except (SyntaxError, ValueError, RecursionError):
+        return names_in(node)[0]  # symtable refuses `await` at the top of a cell
+    names: set[str] = set()
+    if not when_called:
+        for each in ast.walk(node):
+            targets: list[ast.expr] = [each.target] if isinstance(each, ast.AugAssign) else []
+            targets += each.targets if isinstance(each, ast.Delete) else []
+            names |= {target.id for target in targets if isinstance(target, ast.Name)}
+    todo = table.get_children() if when_called else [table]
+    while todo:
+        scope = todo.pop()
+        names |= {
+            symbol.get_name()
+            for symbol in scope.get_symbols()
+            if (symbol.is_referenced() if scope is table else symbol.is_global())
+        }
+        todo += scope.get_children()
+    return names
+
+
+def _is_shell_line(node: ast.expr) -> bool:
+    """Return True if IPython made this call from a line `!command`, which can name variables of the notebook."""
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "system"
+        and isinstance(node.func.value, ast.Call)
+        and isinstance(node.func.value.func, ast.Name)
+        and node.func.value.func.id == "get_ipython"
+    )
+
+
+class CellReads:
+    r"""Collects the names whose value a cell may use before it sets them, statement by statement.
+
+    >>> cell = ast.parse("x = 1\nfor i in y:\n    x += i\nprint(x, z)")
+    >>> sorted(CellReads([]).of(cell.body))
+    ['print', 'y', 'z']
+    """
+
+    def __init__(self, definitions: Iterable[Definition]) -> None:
+        self._definitions: dict[str, list[Definition]] = {}
+        for each in definitions:
+            self._definitions.setdefault(each.name, []).append(each)
+        self._reads: set[str] = set()
+
+    def of(self, body: Iterable[ast.stmt]) -> set[str]:
+        """Return the names whose earlier value the statements may use, on any branch."""
+        bound: frozenset[str] = frozenset()
+        for node in body:
+            name = _defined_name(node)
+            definitions = self._definitions.get(name, [])
+            for each in definitions:
+                self._reads |= each.at_once - bound
+            bound = bound | {name} if definitions else self._walk([node], bound)
+        return self._reads
+
+    def _read(self, node: ast.AST | None, bound: frozenset[str]) -> None:
+        """Add the names that a statement or expression uses and that are not yet bound."""
+        if node is None:
+            return
+        names = names_used(node) | names_in_texts(node)
+        uncalled = set(self._definitions)
+        while called := uncalled & names:  # a function of this cell uses the names in its body
+            uncalled -= called
+            for name in called:
+                names = names.union(*(each.names for each in self._definitions[name]))
+        self._reads |= names - bound
+
+    def _read_target(self, target: ast.expr, bound: frozenset[str]) -> None:
+        """Add the names that are looked up to assign to a target: `x` in `x[0]`."""
+        if isinstance(target, ast.Tuple | ast.List):
+            for part in target.elts:
+                self._read_target(part, bound)
+        elif isinstance(target, ast.Starred):
+            self._read_target(target.value, bound)
+        elif not isinstance(target, ast.Name):
+            self._read(target, bound)
+
+    def _walk(self, body: Iterable[ast.stmt], bound: frozenset[str]) -> frozenset[str]:
+        """Add the reads of successive statements; return the names that are certainly bound after the last one."""
+        for node in body:
+            if isinstance(node, ast.If | ast.For | ast.AsyncFor | ast.While | ast.Try):
+                bound = self._branches(node, bound)
+            elif isinstance(node, ast.With | ast.AsyncWith):
+                bound = self._block(node, bound)
+            else:
+                bound = self._simple(node, bound)
+        return bound
+
+    def _simple(self, node: ast.stmt, bound: frozenset[str]) -> frozenset[str]:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            return bound | {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        self._read(node, bound)
+        if isinstance(node, ast.Assign):
+            return bound | {name for target in node.targets for name in _bound_by(target)}
+        if isinstance(node, ast.AnnAssign) and node.value is not None:
+            return bound | _bound_by(node.target)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            return bound | {node.name}
+        if isinstance(node, ast.Delete):
+            return bound - {each.id for each in node.targets if isinstance(each, ast.Name)}
+        return bound
+
+    def _block(self, node: ast.With | ast.AsyncWith, bound: frozenset[str]) -> frozenset[str]:
+        for item in node.items:
+            self._read(item.context_expr, bound)
+            if item.optional_vars is not None:
+                self._read_target(item.optional_vars, bound)
+                bound |= _bound_by(item.optional_vars)
+        self._walk(node.body, bound)
+        return bound  # the block may end early, with an error that the context manager suppresses
+
+    def _branches(
+        self, node: ast.If | ast.For | ast.AsyncFor | ast.While | ast.Try, bound: frozenset[str]
+    ) -> frozenset[str]:
+        if isinstance(node, ast.If):
+            self._read(node.test, bound)
+            return self._walk(node.body, bound) & self._walk(node.orelse, bound)
+        inside = bound
+        if isinstance(node, ast.While):
+            self._read(node.test, bound)
+        elif isinstance(node, ast.Try):
+            for handler in node.handlers:
+                self._read(handler.type, bound)
+                self._walk(handler.body, bound | ({handler.name} if handler.name else set()))
+            self._walk(node.finalbody, bound)
+        else:
+            self._read(node.iter, bound)
+            self._read_target(node.target, bound)
+            inside = bound | _bound_by(node.target)
+        self._walk(node.body, inside)
+        self._walk(node.orelse, bound)
+        return bound
+
+
+def _bound_by(target: ast.expr) -> set[str]:
+    """Return the names that an assignment to `target` binds."""
+    if isinstance(target, ast.Name):
+        return {target.id}
+    if isinstance(target, ast.Starred):
+        return _bound_by(target.value)
+    if isinstance(target, ast.Tuple | ast.List):
+        return {name for part in target.elts for name in _bound_by(part)}
+    return set()

@@ -2,7 +2,7 @@
 
 Inputs are the code, the variables that the cell can reach, files, folders that it listed, environment
 variables, modules of the project, random states, and settings of libraries. A cell that reads the clock, draws
-system randomness, starts processes, opens connections, or changes files without replacing their whole content,
+random bytes of the system, starts processes, opens connections, or changes files without replacing their whole content,
 is always run.
 """
 
@@ -19,7 +19,6 @@ from typing import Any
 import msgspec
 
 from rearview.model.cell_lineage import CellLineage
-from rearview.runtime.cells.cached_variables import NotebookState
 from rearview.runtime.cells.cell_analysis import analyse
 from rearview.runtime.cells.cell_effects import CellEffects, ProjectModules
 from rearview.runtime.cells.cell_inputs import Lineage
@@ -31,6 +30,7 @@ from rearview.runtime.cells.library_state import (
     listing,
     settings_bytes,
 )
+from rearview.runtime.cells.notebook_state import NotebookState
 from rearview.runtime.cells.result_store import FORMAT, CellEntry, GroupRef, ResultStore
 from rearview.runtime.cells.skipped_cells import LateRun, Skipped, SkippedCells
 from rearview.runtime.sandbox.clock import Clock
@@ -39,7 +39,7 @@ from rearview.source.cells import code_hash
 from rearview.source.notebooks import CodeCell
 
 STORED_FILES = 32 << 20
-"""Most bytes of files that a cell wrote which are stored; larger files must be unchanged on disk."""
+"""Most bytes of written files that are stored with a cell; a file that does not fit must be unchanged on disk."""
 _MACHINE = (
     *("HOME", "PATH", "PWD", "OLDPWD", "TERM", "XDG_", "TMP", "SHLVL", "SSH_", "JPY_", "_"),
     "PYDEVD",
@@ -49,18 +49,18 @@ _MACHINE = (
 
 @dataclass(frozen=True, slots=True)
 class _Reads:
-    """The inputs that a cell read outside its variables, with hashes of the contents."""
+    """The inputs of a cell that are not variables, with hashes of their contents."""
 
     files: dict[str, str]
     folders: dict[str, str]
     environment: dict[str, str]
     environment_after: dict[str, str]
-    """Variables of the environment that it changed."""
+    """Environment variables that the cell changed."""
     modules: dict[str, str]
 
 
 class CellCache:
-    """The results of one notebook's cells: which ones can be reused, and the state that they leave."""
+    """Finds stored results for the cells of one notebook, reuses them, and stores the results of cells that run."""
 
     def __init__(
         self,
@@ -70,20 +70,22 @@ class CellCache:
         lineage: Lineage,
         belongs: Callable[[str], bool],
         clock: Clock | None,
-        chance: list[Any],
+        stream_position: list[Any],
     ) -> None:
         self.store = store
         self.state = NotebookState(store, namespace, hides)
         self.decisions: list[tuple[int, str]] = []
-        """Number of each cell, and why it was run; empty: it was not."""
+        """Number of each cell, and why it was run; empty if its results were reused."""
         self._lineage = lineage
         self._project_modules = ProjectModules(belongs)
         self._base = base_digest()
         self._random = RandomUse()
         self._skipped = SkippedCells(self.state, self._random)
-        self._effects = CellEffects(self.state, lineage, self._project_modules, clock, chance)
-        self._read: set[str] | None = set()
-        """Variables whose value the current cell can use; None: all."""
+        self._effects = CellEffects(
+            self.state, lineage, self._project_modules, clock, stream_position
+        )
+        self._used_variables: set[str] | None = set()
+        """Variables whose value the current cell can use, or None if it can use all variables."""
         self._environment: set[str] = set()
         """Environment variables that the cells so far have read."""
         self._variables_before: dict[str, str] = {}
@@ -92,7 +94,7 @@ class CellCache:
         self._modules: dict[str, str] = {}
 
     def find(self, cell: CodeCell) -> tuple[CellEntry | None, str]:
-        """Return the execution whose results can be reused, or why the cell must run."""
+        """Return the stored execution whose results can be reused, or None and the reason why the cell must run."""
         analysis = analyse(cell.source)
         why = "it has not been run before"
         inputs = self.state.inputs(self.state.reach(analysis.reads, analysis.definitions))
@@ -106,19 +108,21 @@ class CellCache:
         return digest_of(code_hash(cell.source), self._base, sorted(cell.tags))
 
     def _differs(self, entry: CellEntry, inputs: Mapping[str, str]) -> str:
+        """Return why the results of an execution cannot be reused; empty if they can."""
         for name in sorted({*entry.inputs, *inputs}):
             if entry.inputs.get(name) != inputs.get(name):
                 return f"{name} has changed"
         if entry.settings != self.state.settings_digest():
             return "settings of libraries have changed"
-        first = entry.random_loaded if entry.seeds == self._random.seeds else {}
+        initial_states = entry.random_loaded if entry.seeds == self._random.seeds else {}
         for library, state in entry.random.items():
-            if self._random.states.get(library, first.get(library)) != state:
+            if self._random.states.get(library, initial_states.get(library)) != state:
                 return f"it draws random numbers of {library}, whose state has changed"
         if entry.draws_seeds and entry.seeds != self._random.seeds:
             return "it draws the seed of a random generator from the system"
         before = entry.random_before_imports
-        if before and not self._random.own and self._random.states.get("random") != before:
+        drawn = not self._random.only_imports_drew
+        if before and drawn and self._random.states.get("random") != before:
             return "its imports draw random numbers of random, whose state has changed"
         for path, content in {**entry.files, **entry.modules}.items():
             if self._lineage.content(path) != content:
@@ -129,25 +133,25 @@ class CellCache:
         for name, value in entry.environment.items():
             if self._set_variables.get(name, digest_of(os.environ.get(name))) != value:
                 return f"the environment variable {name} has changed"
-        return self._gone(entry)
+        return self._missing_result(entry)
 
-    def _gone(self, entry: CellEntry) -> str:
-        """Return a result of an execution that is missing now; empty if all exist."""
+    def _missing_result(self, entry: CellEntry) -> str:
+        """Return which result of an execution does not exist any more; empty if all exist."""
         for path, content in entry.written.items():
             if self._lineage.content(path) != content and not self.store.has(content):
                 return f"{path}, which it wrote, has changed"
-        for library, kept in entry.settings_values.items():
-            if not self.store.has(kept):
+        for library, digest in entry.settings_values.items():
+            if not self.store.has(digest):
                 return f"the settings of {library} that it left were removed from the cache"
-        gone = [g.names[0] for g in entry.groups if g.stored and not self.store.has(g.content)]
-        if gone:
-            return f"its value of {gone[0]} was removed from the cache"
+        removed = [g.names[0] for g in entry.groups if g.stored and not self.store.has(g.content)]
+        if removed:
+            return f"its value of {removed[0]} was removed from the cache"
         if not self.store.has(entry.messages):
             return "its output was removed from the cache"
         return ""
 
-    def give(self, cell: CodeCell, entry: CellEntry) -> list[dict[str, Any]]:
-        """Use the stored results of a cell, without loading its variables; return the messages that it sent."""
+    def reuse(self, cell: CodeCell, entry: CellEntry) -> list[dict[str, Any]]:
+        """Use the stored results of a cell, and do not run it; return its messages. Its variables are loaded later."""
         analysis = analyse(cell.source)
         messages = msgspec.json.decode(self.store.get_bytes(entry.messages))
         for group in entry.groups:
@@ -156,7 +160,8 @@ class CellCache:
         for name in entry.deleted:
             self.state.forget(name)
         for name in {*entry.deleted, *(name for group in entry.groups for name in group.names)}:
-            self.state.namespace.pop(name, None)  # an older value, which a cell that ran has used
+            # an older value, which was loaded for a cell that ran
+            self.state.namespace.pop(name, None)
         for definition in analysis.definitions:
             self.state.define(definition, entry.definitions.get(definition.name, ""))
             self.state.absent.add(definition.name)
@@ -166,16 +171,16 @@ class CellCache:
         for library, state in entry.random_after.items():
             if library == "random":
                 if before and self._random.states.get(library) != before:
-                    # the imports draw from the generator of this process when they are run
+                    # in this run the imports of the cell draw from another state, so the next state is not known
                     self._random.states[library] = secrets.token_hex(16)
                     continue
-                self._random.own = False
-            self._random.due[library] = state
+                self._random.only_imports_drew = False
+            self._random.due_states[library] = state
             self._random.states[library] = state
         self._write_files(entry)
         self.state.settings |= msgspec.json.decode(entry.settings_after)
         self.state.settings_values |= entry.settings_values
-        self.state.hide_setup(entry.setup)
+        self.state.add_setup(entry.setup)
         self._environment |= set(entry.environment)
         self._set_variables |= entry.environment_after
         self._modules |= entry.modules
@@ -198,19 +203,19 @@ class CellCache:
                 Path(path).write_bytes(data)
 
     def has_skipped(self) -> bool:
-        """Return True if this execution reused the results of a cell."""
+        """Return True if a cell of this run was skipped."""
         return bool(self._skipped.cells)
 
     async def prepare(self, cell: CodeCell, late_run: LateRun) -> None:
-        """Restore the state that a cell needs before it runs; raise GivenUp if that is impossible."""
+        """Restore the state that a cell needs before it runs; raise ReuseFailed if that is impossible."""
         await self._skipped.prepare(cell, late_run)
 
     def begin(self, cell: CodeCell) -> None:
-        """Take note of the state before a cell is run."""
+        """Remember the state before a cell is run."""
         state = self.state
         analysis = analyse(cell.source)
         state.reached = state.reach(analysis.names, analysis.definitions)
-        self._read = state.reach(analysis.reads, analysis.definitions)
+        self._used_variables = state.reach(analysis.reads, analysis.definitions)
         state.begin()
         self._variables_before = dict(os.environ)
         self._random.begin()
@@ -219,24 +224,27 @@ class CellCache:
     def end(
         self,
         cell: CodeCell,
-        done: CellLineage | None,
+        lineage: CellLineage | None,
         messages: Sequence[dict[str, Any]],
         problem: str,
         why: str,
     ) -> None:
-        """Note the inputs and results of a cell that has run; store them if they can be reused.
+        """Determine the inputs and results of a cell that has run; store them if the results can be reused.
 
-        `problem` says why they cannot, as far as the kernel knows; `why` says why the cell ran.
+        `problem` is a reason of the kernel why they cannot be reused, or empty; `why` is the reason why the cell ran.
         """
         analysis = analyse(cell.source)
-        inputs = self.state.inputs(self._read)
+        inputs = self.state.inputs(self._used_variables)
         settings = self.state.settings_digest()
-        problem = problem or self._effects.problem(analysis, done)
+        problem = problem or self._effects.problem(analysis, lineage)
         for definition in analysis.definitions:
             self.state.define(definition)
-        used, after = self._random.take(self.store.put_bytes)
-        reads = self._reads(done)
-        drawn = (sorted(used.items()), self._random.seeds if self._effects.draws_seeds() else "")
+        drawn_states, left_states = self._random.take(self.store.put_bytes)
+        reads = self._reads(lineage)
+        drawn = (
+            sorted(drawn_states.items()),
+            self._random.seeds if self._effects.draws_seeds() else "",
+        )
         outside = digest_of(reads.files, reads.folders, drawn)
         key = digest_of(
             *(self._code(cell), sorted(inputs.items()), settings, outside),
@@ -244,27 +252,31 @@ class CellCache:
         )
         if problem:
             key = secrets.token_hex(16)  # the inputs do not determine the results
-        groups, deleted = self.state.take_changes(key, done.seconds if done else 0.0, analysis)
+        groups, deleted = self.state.take_changes(
+            key, lineage.seconds if lineage else 0.0, analysis
+        )
         bound = {n for group in groups if not self.state.is_import(group) for n in group.names}
         definitions = self.state.digest_definitions(
             analysis.definitions, bound, key, key if problem else outside
         )
-        now = library_settings()
+        settings_now = library_settings()
         values = {
             library: self.store.put_bytes(settings_bytes(library))
-            for library, value in now.items()
+            for library, value in settings_now.items()
             if self.state.settings.get(library) != value
         }
         setup = self._effects.setup(analysis, messages, inputs, outside)
-        self.state.settings |= now
+        self.state.settings |= settings_now
         self.state.settings_values |= values
-        self.state.hide_setup(setup.digest if setup else "")
+        self.state.add_setup(setup.digest if setup else "")
         reason = f"{why}; {problem}" if problem and why != problem else why
         self.decisions.append((cell.number, reason))
-        if problem or done is None:
+        if problem or lineage is None:
             return
         entry = msgspec.structs.replace(
-            self._entry(key, inputs, settings, used, after, groups, deleted, done, reads),
+            self._entry(
+                key, inputs, settings, drawn_states, left_states, groups, deleted, lineage, reads
+            ),
             definitions=definitions,
             messages=self.store.put_bytes(msgspec.json.encode(list(messages))),
             again=setup is not None and not setup.text,
@@ -274,12 +286,12 @@ class CellCache:
         )
         self.store.add(self._code(cell), entry)
 
-    def _reads(self, done: CellLineage | None) -> _Reads:
-        """Return the inputs that the cell that has just ended read outside its variables."""
+    def _reads(self, lineage: CellLineage | None) -> _Reads:
+        """Return the inputs of the last cell that are not variables."""
         content, root = self._lineage.content, Path(self._lineage.root)
         paths = {
             str(root / event[1]): event[2]
-            for event in (done.events if done else ())
+            for event in (lineage.events if lineage else ())
             if event[0] == "file"
         }
         self._environment |= {
@@ -306,15 +318,15 @@ class CellCache:
         )
 
     def _store_written(self) -> dict[str, str]:
-        """Return the files that the cell that has just ended wrote, by content; store those that are small."""
+        """Return the hash of each file that the last cell wrote, by path; store the small files."""
         written: dict[str, str] = {}
-        room = STORED_FILES
+        free_bytes = STORED_FILES
         for path in sorted(self._lineage.written):
             written[path] = self._lineage.content(path)
             with contextlib.suppress(OSError):
                 size = Path(path).stat().st_size
-                if size <= room and self.store.put_bytes(Path(path).read_bytes()):
-                    room -= size
+                if size <= free_bytes and self.store.put_bytes(Path(path).read_bytes()):
+                    free_bytes -= size
         return written
 
     def _entry(
@@ -322,11 +334,11 @@ class CellCache:
         key: str,
         inputs: dict[str, str],
         settings: str,
-        used: dict[str, str],
-        after: dict[str, str],
+        drawn_states: dict[str, str],
+        left_states: dict[str, str],
         groups: Sequence[GroupRef],
         deleted: Sequence[str],
-        done: CellLineage,
+        lineage: CellLineage,
         reads: _Reads,
     ) -> CellEntry:
         return CellEntry(
@@ -334,7 +346,7 @@ class CellCache:
             key=key,
             inputs=inputs,
             settings=settings,
-            random=used,
+            random=drawn_states,
             random_before_imports=self._random.by_imports,
             draws_seeds=self._effects.draws_seeds(),
             seeds=self._random.seeds,
@@ -346,10 +358,10 @@ class CellCache:
             modules=reads.modules,
             groups=tuple(groups),
             deleted=tuple(deleted),
-            random_after=after,
+            random_after=left_states,
             settings_after=msgspec.json.encode(self.state.settings).decode(),
             written=self._store_written(),
-            seconds=done.seconds,
-            size=done.size,
-            events=done.events,
+            seconds=lineage.seconds,
+            size=lineage.size,
+            events=lineage.events,
         )

@@ -1,7 +1,7 @@
-"""Effects of a cell other than variables: reading the clock, starting processes, setting up libraries.
+"""Effects of a cell other than changed variables: reading the clock, starting processes, setting up libraries.
 
-`CellEffects.problem` returns why the results of a cell cannot be reused; `CellEffects.setup` returns the statements
-of a cell that must run even if its results are reused, since they change a library.
+`CellEffects.problem` returns why the results of a cell cannot be reused. `CellEffects.setup` returns the statements
+that must run even if the results of their cell are reused, because they change a library.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from rearview.model.cell_lineage import CellLineage
-from rearview.runtime.cells.cached_variables import NotebookState
 from rearview.runtime.cells.cell_analysis import FILE_QUESTIONS, CellAnalysis
 from rearview.runtime.cells.cell_inputs import Lineage
-from rearview.runtime.cells.definition_state import changes_definitions, definition_state
 from rearview.runtime.cells.library_state import digest_of
+from rearview.runtime.cells.notebook_state import (
+    NotebookState,
+    changes_definitions,
+    definition_state,
+)
 from rearview.runtime.sandbox import entropy
 from rearview.runtime.sandbox.clock import Clock
 from rearview.runtime.sandbox.entropy import after_import
@@ -29,7 +32,7 @@ OWN_TIMERS = (
     *("sklearn.", "joblib.", "xgboost.", "lightgbm.", "statsmodels.", "scipy.", "torch.", "tqdm."),
     *("threadpoolctl.", "matplotlib."),
 )
-"""Libraries that time their own work: a duration that they report is no input."""
+"""Libraries that time their own work: the durations that they measure are not inputs."""
 QUIET_MODULES = frozenset(
     {
         *("numpy", "pandas", "scipy", "sklearn", "statsmodels", "torch", "xgboost", "lightgbm"),
@@ -39,50 +42,51 @@ QUIET_MODULES = frozenset(
         *("random", "time", "gc", "pprint"),
     }
 )
-"""Libraries whose functions, called for their effect, change their arguments and nothing else."""
+"""Libraries of which a call whose result is not used changes nothing but its arguments."""
 HARDWARE_QUESTIONS = frozenset({"lscpu", "uname", "sysctl"})
-"""Programs that only describe the machine, on which all results depend anyway: joblib counts cores with one."""
+"""Programs that only describe the machine, on which all results depend anyway: joblib runs one to count cores."""
 SETTERS = (
     *("set", "use", "config", "register", "enable", "disable", "style", "init", "install", "reset"),
     *("filter", "simplefilter", "option", "theme", "patch"),
 )
-"""Beginnings of names of functions in these libraries that do change settings."""
+"""Beginnings of names of functions that change settings, also in `QUIET_MODULES`."""
 
 
 class ProjectModules:
-    """The modules of the project that are loaded; each module is checked once, because there are thousands."""
+    """Finds the loaded modules that belong to the project; checks each module once, because there are thousands."""
 
     def __init__(self, belongs: Callable[[str], bool]) -> None:
         self._belongs = belongs
-        self._seen: dict[str, int] = {}
-        self._own: dict[str, types.ModuleType] = {}
+        self._checked_ids: dict[str, int] = {}
+        self._project_modules: dict[str, types.ModuleType] = {}
         self._count = 0
 
     def of_project(self) -> list[tuple[str, types.ModuleType]]:
         """Return the names and modules of the project, without `__main__`."""
-        same = all(sys.modules.get(name) is module for name, module in self._own.items())
-        if same and self._count == len(sys.modules):
-            return [*self._own.items()]
+        modules = self._project_modules
+        unchanged = all(sys.modules.get(name) is module for name, module in modules.items())
+        if unchanged and self._count == len(sys.modules):
+            return [*modules.items()]
         self._count = len(sys.modules)
         for name, module in list(sys.modules.items()):
-            if self._seen.get(name) == id(module) or name == "__main__":
+            if self._checked_ids.get(name) == id(module) or name == "__main__":
                 continue
-            self._seen[name] = id(module)
-            self._own.pop(name, None)
+            self._checked_ids[name] = id(module)
+            modules.pop(name, None)
             file = getattr(module, "__file__", None)
             if isinstance(file, str) and self._belongs(file):
-                self._own[name] = module
-        return [(name, module) for name, module in self._own.items() if name in sys.modules]
+                modules[name] = module
+        return [(name, module) for name, module in modules.items() if name in sys.modules]
 
 
 @dataclass(frozen=True, slots=True)
 class SetUp:
-    """How a cell changes state outside its variables."""
+    """The part of a cell that changes state outside the variables."""
 
     digest: str
-    """Hash of the statements that do so, and of the variables and files that they can reach."""
+    """Hash of the statements in this part, and of the variables and files that the statements can reach."""
     text: str
-    """Those statements, imports and definitions, if they need no variables; empty: all of the cell is needed."""
+    """The statements, with the imports and definitions of the cell; empty if the whole cell has to run."""
 
 
 class CellEffects:
@@ -94,27 +98,27 @@ class CellEffects:
         lineage: Lineage,
         modules: ProjectModules,
         clock: Clock | None,
-        chance: list[Any],
+        stream_position: list[Any],
     ) -> None:
         self._state = state
         self._lineage = lineage
         self._modules = modules
-        self._chance = chance
+        self._stream_position = stream_position
         self._clock_readers: set[str] = set()
         if clock is not None:
             clock.listeners[:] = [self._clock_readers.add]
-        self._drawn = 0
-        self._seeding = 0
+        self._bytes_before = 0
+        self._seed_bytes_before = 0
         entropy.overwritten[:] = [0]
         self._module_data: dict[str, str] = {}
         self._definition_states: dict[str, str] = {}
         self._threads: set[int | None] = set()
 
     def begin(self, analysis: CellAnalysis) -> None:
-        """Note the state of the process before a cell runs."""
+        """Remember the state of the process before a cell runs."""
         self._clock_readers.clear()
-        self._drawn = entropy.bytes_used(self._chance)
-        self._seeding = entropy.seeding[0]
+        self._bytes_before = entropy.bytes_used(self._stream_position)
+        self._seed_bytes_before = entropy.seeding[0]
         self._module_data = self._project_data()
         self._definition_states = self._states_of_definitions()
         for name in analysis.imports - sys.modules.keys():
@@ -122,28 +126,28 @@ class CellEffects:
         self._threads = {thread.ident for thread in threading.enumerate()}
 
     def _note_imported(self, module: types.ModuleType) -> None:
-        """Note the data of a module of the project that has just been imported."""
+        """Remember the data of a module that has just been imported, if the module belongs to the project."""
         if dict(self._modules.of_project()).get(module.__name__) is module:
             self._module_data[module.__name__] = _data_digest(module)
 
     def draws_seeds(self) -> bool:
-        """Return True if the cell has made generators whose seed the system draws."""
-        return self._seeding != entropy.seeding[0]
+        """Return True if the cell has created random generators without a seed."""
+        return self._seed_bytes_before != entropy.seeding[0]
 
-    def problem(self, analysis: CellAnalysis, done: CellLineage | None) -> str:
+    def problem(self, analysis: CellAnalysis, lineage: CellLineage | None) -> str:
         """Return why the results of a cell cannot be reused; empty if they can."""
-        if done is None:
+        if lineage is None:
             return "its inputs were not recorded"
         if analysis.refused and not analysis.only_preamble:
             return analysis.refused
-        if self._lineage.barred:
-            return self._lineage.barred
-        kinds = {event[0]: event for event in done.events}
+        if self._lineage.unrepeatable_effect:
+            return self._lineage.unrepeatable_effect
+        kinds = {event[0]: event for event in lineage.events}
         for kind in ("unseen", "more"):
             if kind in kinds:
                 return f"its inputs are not all known ({kinds[kind][1]})"
         if analysis.only_preamble:
-            return ""  # effects of libraries during their import do not count
+            return ""  # effects of libraries while they are imported do not count
         reached = (
             self._state.reached if self._state.reached is not None else set(self._state.definitions)
         )
@@ -157,17 +161,21 @@ class CellEffects:
         )
         if readers:
             return f"it reads the clock ({'the cell' if readers[0] == '__main__' else readers[0]})"
-        if self._drawn != entropy.bytes_used(self._chance):
+        if self._bytes_before != entropy.bytes_used(self._stream_position):
             return "it draws randomness of the system"
-        started = [event for event in done.events if event[0] == "process"]
+        started = [event for event in lineage.events if event[0] == "process"]
         unknown = [event for event in started if event[1] not in HARDWARE_QUESTIONS]
         if unknown:
             return f"it starts a process ({' '.join(unknown[0][1:])[:60]})"
         if "socket" in kinds:
             return f"it opens a connection ({kinds['socket'][1]})"
-        new = [t for t in threading.enumerate() if t.ident not in self._threads and not t.daemon]
-        if new:
-            return f"it leaves a thread running ({new[0].name})"
+        new_threads = [
+            thread
+            for thread in threading.enumerate()
+            if thread.ident not in self._threads and not thread.daemon
+        ]
+        if new_threads:
+            return f"it leaves a thread running ({new_threads[0].name})"
         changed = [
             name
             for name, value in self._project_data().items()
@@ -182,9 +190,9 @@ class CellEffects:
         inputs: Mapping[str, str],
         outside: str,
     ) -> SetUp | None:
-        """Return how a cell changes state outside its variables, such as a library's settings.
+        """Return the part of a cell that changes state outside the variables, such as a library's settings, or None.
 
-        `outside` identifies the inputs of the cell that are not variables, such as files.
+        `outside` is a hash of the inputs of the cell that are not variables, such as files.
         """
         reached = (
             self._state.reached if self._state.reached is not None else set(self._state.definitions)
@@ -205,23 +213,27 @@ class CellEffects:
         if not effects and not analysis.setup_magics:
             return None
         names = {name for effect in effects for name in effect.names}
-        used = self._state.reach(names)
-        known = sorted((n, v) for n, v in inputs.items() if used is None or n in used)
+        reached_names = self._state.reach(names)
+        reached_inputs = sorted(
+            (name, value)
+            for name, value in inputs.items()
+            if reached_names is None or name in reached_names
+        )
         digest = digest_of(
             [magic for _, magic in analysis.setup_magics],
             [each.digest for each in effects],
-            known,
+            reached_inputs,
             outside if effects else "",
         )
-        alone = all(
+        uses_no_variables = all(
             isinstance(self._state.namespace.get(name, len), BY_REFERENCE)
             and name not in self._state.definitions
             for name in names
         )
-        return SetUp(digest, analysis.setup_text(effects) if alone else "")
+        return SetUp(digest, analysis.setup_text(effects) if uses_no_variables else "")
 
     def _states_of_definitions(self) -> dict[str, str]:
-        """Return digests of the state of the functions and classes that the current cell can reach."""
+        """Return a digest of the state of each function and class that the current cell can reach."""
         references = self._state.references()
         return {
             name: definition_state(self._state.namespace[name], references)
@@ -230,14 +242,14 @@ class CellEffects:
         }
 
     def _changed_outside_variables(self, analysis: CellAnalysis) -> list[tuple[str, str]]:
-        """Return the definitions and modules of the project whose state the cell has changed, with their new state."""
+        """Return the names and new digests of definitions and project modules whose state the cell has changed."""
         defined = {each.name for each in analysis.definitions}
-        now = {**self._states_of_definitions(), **self._project_data()}
-        before = {**self._definition_states, **self._module_data}
+        states = {**self._states_of_definitions(), **self._project_data()}
+        states_before = {**self._definition_states, **self._module_data}
         changed = [
-            (name, now[name])
-            for name in sorted(before.keys() & now.keys() - defined)
-            if before[name] != now[name]
+            (name, states[name])
+            for name in sorted(states_before.keys() & states.keys() - defined)
+            if states_before[name] != states[name]
         ]
         effects = [each.call for each in analysis.effects]
         loaded = self._state.namespace
@@ -250,7 +262,8 @@ class CellEffects:
         return changed
 
     def _sets_library(self, call: str) -> bool:
-        root, _, rest = call.partition(".")
+        """Return True if a call, or an assignment to an attribute, may change a library: `plt.style.use`, `np.x=`."""
+        root, _, attribute = call.partition(".")
         value = self._state.namespace.get(root.rstrip("="))
         if call.endswith("="):
             library_class = isinstance(value, type | types.FunctionType) and root != "type"
@@ -261,12 +274,12 @@ class CellEffects:
             module = value.__name__
         elif isinstance(value, type) or callable(value):
             module = str(getattr(value, "__module__", None) or "")
-            if rest and not isinstance(value, type):
+            if attribute and not isinstance(value, type):
                 return False  # a method of an object
         else:
             return False
         if module == "__main__":
-            return False  # the calls in its body are examined
+            return False  # a function or class of the notebook: the calls in its body are examined
         name = call.rpartition(".")[2]
         return module.partition(".")[0] not in QUIET_MODULES or name.startswith(SETTERS)
 
@@ -276,22 +289,25 @@ class CellEffects:
 
 
 def _own_used(analysis: CellAnalysis) -> set[str]:
-    """Return the functions and classes of a cell that its own statements use, also through one another."""
-    own = {each.name: each.names for each in analysis.definitions}
+    """Return the functions and classes of a cell that its other statements use, directly or through one another."""
+    names_in_bodies = {each.name: each.names for each in analysis.definitions}
     used: set[str] = set()
-    todo = [name for name in analysis.statement_names if name in own]
+    todo = [name for name in analysis.statement_names if name in names_in_bodies]
     while todo:
         name = todo.pop()
         used.add(name)
-        todo += [each for each in own[name] if each in own and each not in used]
+        todo += [
+            each for each in names_in_bodies[name] if each in names_in_bodies and each not in used
+        ]
     return used
 
 
 def _data_digest(module: types.ModuleType) -> str:
+    """Return a digest of the global variables of a module, without functions, classes and modules."""
     data = {
         key: value
         for key, value in vars(module).items()
         if not key.startswith("__") and not isinstance(value, BY_REFERENCE)
     }
-    known = fingerprints(data, 0.05)
-    return digest_of(sorted((k, known.get(k, str(id(v)))) for k, v in data.items()))
+    prints = fingerprints(data, 0.05)
+    return digest_of(sorted((k, prints.get(k, str(id(v)))) for k, v in data.items()))

@@ -1,6 +1,6 @@
 """Record the inputs of each cell of a notebook or script: files, variables, processes, connections, modules.
 
-`Lineage` records the cells of one run; `ScriptCells` tells it where the cells of a script begin and end.
+`Lineage` records the cells of one run; for a script, `ScriptCells` calls it where a cell begins and ends.
 
 Python's audit hook reports reads through Python. Reads in C (Arrow, HDF5, polars, DuckDB, memory maps) and
 reads of child processes are reported by inotify, which watches the folders that may hold such files.
@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from rearview.model.cell_lineage import CellLineage, Event, lineage_of
+from rearview.opened_files import WatchedFolders, is_database, is_listed_by_import
 from rearview.runtime.sandbox import clock, entropy
 from rearview.runtime.sandbox.program_inputs import listen, names_read, unrecorded_prefixes
 from rearview.runtime.sandbox.written_files import for_native_paths
@@ -29,14 +30,13 @@ from rearview.source.cells import code_hash
 from rearview.state.variable_fingerprints import fingerprints
 from rearview.store.project import FOLDER
 from rearview.store.recorded_inputs import append_cell
-from rearview.watched_folders import WatchedFolders, is_database, is_listed_by_import
 
 MOST_FILES = 2000
-"""Files of one cell that are hashed; a cell that reads more is not described file by file."""
+"""Most files that are hashed for one cell; for further files, only their number is recorded."""
 LEAST_CHECK, CHECKED_SHARE = 0.002, 0.01
-"""Seconds that fingerprints of variables may take after a cell, and as a share of the cell's seconds."""
+"""Time that fingerprints of variables may take after a cell: seconds, or a share of the cell's time if that is more."""
 MEASURED_SHARE = 0.002
-"""Share of the time that adding up the memory of the process may take."""
+"""Share of the time that measuring the memory of the process may take."""
 CHANGES = (
     *("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink"),
     *("os.chdir", "os.fork", "os.forkpty", "os.chmod", "os.chown", "os.utime"),
@@ -47,20 +47,20 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class ProcessMemory:
-    """The proportional set size of this process (Pss), known after each cell at little cost.
+    """Measures the memory of this process after each cell: its proportional set size (Pss).
 
-    The system needs milliseconds to add it up, more with every gigabyte. Where that is more than a small
-    share of the time since it was last read, the change of the resident size since then is added.
+    The system needs milliseconds to compute the Pss, more with every gigabyte. If that is more than a small share
+    of the time since the last reading, `size` returns the last reading plus the change of the resident size.
     """
 
     def __init__(self) -> None:
         self._read_at = 0.0
         self._cost = 0.0
-        """Seconds that reading it took the last time."""
+        """Seconds that the last reading took."""
         self._size = self._resident = 0
 
     def size(self) -> int:
-        """Return the size in bytes; 0 if this system does not tell."""
+        """Return the size in bytes; 0 if this system does not report it."""
         begun = perf_counter()
         resident = _resident()
         if self._size and self._cost > MEASURED_SHARE * (begun - self._read_at):
@@ -72,7 +72,7 @@ class ProcessMemory:
 
 
 class Lineage:
-    """Notes the inputs of each cell of one run, and writes them to the folder of the run."""
+    """Records the inputs of each cell of one run in the folder of the run."""
 
     def __init__(self, folder: Path, root: str) -> None:
         self._folder = folder
@@ -83,36 +83,36 @@ class Lineage:
         self._events: list[Event] = []
         self._hashes: dict[tuple[int, int, int, int], str] = {}
         self._active = False
-        self._before = ""
+        self._previous_lineage = ""
         self._begun = 0.0
         self._variables_read_before: set[str] = set()
         self._modules: set[str] = set()
         self._memory = ProcessMemory()
         self._memory_before = 0
         self._looked_at: set[str] = set()
-        """Texts that may be paths, and whose folder is watched or needs no watching."""
+        """Texts of cells and variables that are no paths, or paths whose folder is watched."""
         self._folder_now = ""
         self._ids: dict[str, int] = {}
-        """By variable: the `id` of its object when the last cell ended."""
+        """The `id` of each variable's object when the last cell ended, by name."""
         self.written: set[str] = set()
-        """Files whose whole content the last cell replaced, as far as Rearview noticed."""
+        """Files that the last cell wrote, as far as Rearview noticed."""
         self.listed: set[str] = set()
-        """Folders whose names the last cell read."""
-        self.barred = ""
-        """Which effect of the last cell on files or the process cannot be repeated from its results; empty if none."""
+        """Folders that the last cell listed."""
+        self.unrepeatable_effect = ""
+        """Why the results of the last cell do not contain all its effects on files or the process; empty if they do."""
         self._pid = os.getpid()
         listen(self._notice, "open", "subprocess.Popen", "os.system", "os.posix_spawn")
         listen(self._notice, "socket.connect", "os.listdir", "os.scandir", *CHANGES)
         for_native_paths(self._native)
 
     def begin(self, source: str, namespace: Mapping[str, object] | None = None) -> None:
-        """Note that a cell is about to run."""
+        """Start to record the inputs of a cell that is about to run."""
         self._memory_before = self._memory_before or self._memory.size()
         self._folders.drain()
-        now = os.getcwd()  # noqa: PTH109 - text
-        if self._folders.dropped or self._folder_now != now:
-            self._folder_now, self._folders.dropped = now, False
-            self._looked_at.clear()  # paths now name other folders
+        folder = os.getcwd()  # noqa: PTH109 - text
+        if self._folders.dropped or self._folder_now != folder:
+            self._folder_now, self._folders.dropped = folder, False
+            self._looked_at.clear()  # relative paths now lead to other folders
         paths = {
             str(value) for value in (namespace or {}).values() if isinstance(value, str | Path)
         }
@@ -120,7 +120,7 @@ class Lineage:
             if self._watch_near(text):
                 self._looked_at.add(text)
         self._events = []
-        self.written, self.listed, self.barred = set(), set(), ""
+        self.written, self.listed, self.unrepeatable_effect = set(), set(), ""
         self._variables_read_before = set(names_read())
         self._modules = set(sys.modules)
         self._active, self._begun = True, perf_counter()
@@ -129,33 +129,37 @@ class Lineage:
         self,
         cell: int,
         source: str,
-        project: Callable[[str], bool],
+        belongs: Callable[[str], bool],
         variables: Mapping[str, object] | None = None,
         *,
         as_written: str = "",
-        used: Mapping[str, int],
+        counts: Mapping[str, int],
     ) -> CellLineage:
-        """Write the inputs of a cell, and fingerprints of the `variables` that it left.
+        """Write the inputs of a cell that has run, and fingerprints of the `variables` that it left.
 
-        `as_written` is the source before magics became calls; `used` are numbers such as the readings
-        of the clock.
+        `belongs` returns True for a file of the project, `as_written` is the source before magics became calls, and
+        `counts` are numbers of other inputs, such as readings of the clock.
         """
         seconds = perf_counter() - self._begun
         self._active = False
         files = [name for kind, name, *_ in self._events if kind == "file"]
-        seen = set(files)
+        recorded_files = set(files)
         for path in self._folders.drain():
             # a front end writes the notebook while its cells run
-            if path not in seen and not self._is_foreign(path) and not path.endswith(".ipynb"):
+            if (
+                path not in recorded_files
+                and not self._is_foreign(path)
+                and not path.endswith(".ipynb")
+            ):
                 self._events.append(("file", path))
         for path in sorted(self._folders.written):
             if self._is_foreign(path) or ".ipynb" in path:
                 continue
             # before a file that Python opens is overwritten, Rearview itself reads it
             if path in self._folders.read_first - self.written:
-                self._bar(f"it changes {path}, which it reads")
+                self._record_unrepeatable(f"it changes {path}, which it reads")
             elif is_database(path):
-                self._bar(f"it changes the database {path}")
+                self._record_unrepeatable(f"it changes the database {path}")
             self.written.add(path)
         events = [self._hashed(event) for event in self._events[:MOST_FILES]]
         if len(self._events) > MOST_FILES:
@@ -168,35 +172,38 @@ class Lineage:
         ]
         for name in sorted(set(sys.modules) - self._modules):
             file = getattr(sys.modules.get(name), "__file__", None)
-            if isinstance(file, str) and project(file):
+            if isinstance(file, str) and belongs(file):
                 events.append(("module", name, self.content(file)))
-        events += [(kind, str(count)) for kind, count in sorted(used.items()) if count]
+        events += [(kind, str(count)) for kind, count in sorted(counts.items()) if count]
         code = code_hash(as_written or source)
-        kept = tuple(dict.fromkeys(events))
-        lineage = lineage_of(self._before, code, kept)
-        self._before = lineage
-        left = self._left(source, variables or {}, seconds)
-        done = CellLineage(
-            *(cell, code, kept, lineage, seconds, self._memory.size()),
+        unique_events = tuple(dict.fromkeys(events))
+        lineage = lineage_of(self._previous_lineage, code, unique_events)
+        self._previous_lineage = lineage
+        prints = self._fingerprints(source, variables or {}, seconds)
+        cell_lineage = CellLineage(
+            *(cell, code, unique_events, lineage, seconds, self._memory.size()),
             before=self._memory_before,
-            variables=left,
+            variables=prints,
         )
         if os.getpid() == self._pid:
-            append_cell(self._folder, done)
-        return done
+            append_cell(self._folder, cell_lineage)
+        return cell_lineage
 
-    def _left(self, source: str, variables: Mapping[str, object], seconds: float) -> dict[str, str]:
+    def _fingerprints(
+        self, source: str, variables: Mapping[str, object], seconds: float
+    ) -> dict[str, str]:
         """Return fingerprints of the variables that a cell bound or names, within a time budget."""
         named = _names(source)
-        fresh = {
+        possibly_changed = {
             name: value
             for name, value in variables.items()
             if name in named or self._ids.get(name) != id(value)
         }
         self._ids = {name: id(value) for name, value in variables.items()}
-        return fingerprints(fresh, max(LEAST_CHECK, CHECKED_SHARE * seconds))
+        return fingerprints(possibly_changed, max(LEAST_CHECK, CHECKED_SHARE * seconds))
 
     def _notice(self, event: str, args: tuple[Any, ...]) -> None:
+        """Record an audit event if it is an input or an effect of the running cell."""
         if not self._active or os.getpid() != self._pid:
             return
         with contextlib.suppress(Exception):  # a failure here must not stop the program
@@ -230,33 +237,37 @@ class Lineage:
                     or event == "os.chdir"
                     or not (self._is_foreign(path) or _is_bytecode(path))
                 ):
-                    self._bar(f"it changes the system ({event})")
+                    self._record_unrepeatable(f"it changes the system ({event})")
             else:
                 words = args[1] if event == "subprocess.Popen" else args[:1]
                 self._events.append(("process", *map(str, words)))
 
     def _native(self, path: Any, mode: str) -> Any:
-        """Note that native code opens a file."""
+        """Record that native code opens a file for writing; return `path`."""
         if self._active and mode != "r" and os.getpid() == self._pid:
-            with contextlib.suppress(Exception):  # it may be an open file
+            with contextlib.suppress(Exception):  # `path` may be an open file
                 name = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - text
                 if not self._is_foreign(name):
                     self._writes(name, replaces="w" in mode)
         return path
 
     def _writes(self, name: str, *, replaces: bool) -> None:
-        """Note that a file is opened for writing; with `replaces`, its content is removed first."""
+        """Record that a file is opened for writing; with `replaces`, its content is removed first."""
         self.written.add(name)
         if ("file", name) in self._events:
-            self._bar(f"it changes {name}, which it reads")
+            self._record_unrepeatable(f"it changes {name}, which it reads")
         if not replaces:
-            self._bar(f"it changes {name} without replacing it")
+            self._record_unrepeatable(f"it changes {name} without replacing it")
 
-    def _bar(self, why: str) -> None:
-        self.barred = self.barred or why
+    def _record_unrepeatable(self, why: str) -> None:
+        """Record why the results of the running cell do not contain all its effects."""
+        self.unrepeatable_effect = self.unrepeatable_effect or why
 
     def _watch_near(self, text: str) -> bool:
-        """Watch the folder of a text that may be a path; return False if it may come to be one later."""
+        """Watch the folder that `text` names, or else the folder around a file of this name.
+
+        Return False if `text` may name a folder later.
+        """
         if not 0 < len(text) < 4096 or "\0" in text or "\n" in text:
             return True
         with contextlib.suppress(OSError, ValueError):
@@ -278,20 +289,20 @@ class Lineage:
         if event[0] != "file":
             return event
         path = event[1]
-        shown = path.removeprefix(self.root)
-        return ("file", shown, self.content(path))
+        name = path.removeprefix(self.root)
+        return ("file", name, self.content(path))
 
     def repeat(self, cell: CellLineage) -> None:
         """Write the lineage of a cell whose results were reused, without running it."""
-        lineage = lineage_of(self._before, cell.code, cell.events)
-        self._before = lineage
+        lineage = lineage_of(self._previous_lineage, cell.code, cell.events)
+        self._previous_lineage = lineage
         append_cell(self._folder, replace(cell, lineage=lineage, before=self._memory_before))
 
     def content(self, path: str) -> str:
-        """Return the hash of a whole file; an unchanged file is not read again."""
+        """Return the hash of a file's content; an unchanged file is not read again."""
         try:
-            about = os.stat(path)  # noqa: PTH116 - hot
-            key = (about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns)
+            status = os.stat(path)  # noqa: PTH116 - hot
+            key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
             if key not in self._hashes:
                 self._hashes[key] = _hash_file(path)
             return self._hashes[key]
@@ -314,39 +325,40 @@ class ScriptCells:
         self._report = fail
         self._lineage: Lineage | None = Lineage(folder, session.root)
         self._clock: list[int] = session.declared.get(clock.ROOT, [0])
-        self._chance: list[Any] = session.declared.get(entropy.ROOT, [])
-        self._cell = self._last = 0
-        self._clock_at, self._drawn = 0, list(self._chance)
+        self._stream_position: list[Any] = session.declared.get(entropy.ROOT, [])
+        self._cell = self._last_number = 0
+        self._clock_before, self._position_before = 0, list(self._stream_position)
 
     def enter(self, number: int) -> None:
-        """End the cell before, and begin cell `number`: the script has reached it."""
+        """End the previous cell and begin cell `number`, which the script has reached."""
         self.end()
-        for passed in range(self._last + 1, number):
-            # only comments, or the docstring of the script: no statement says that it begins
-            self._begin(passed)
+        for empty_cell in range(self._last_number + 1, number):
+            # a cell of comments only, or of the docstring: it has no statement that announces it
+            self._begin(empty_cell)
             self.end()
         self._begin(number)
 
     def _begin(self, number: int) -> None:
         if self._lineage is None or not 0 < number <= len(self._texts):
             return
-        self._cell = self._last = number
-        self._clock_at, self._drawn = self._clock[0], list(self._chance)
+        self._cell = self._last_number = number
+        self._clock_before = self._clock[0]
+        self._position_before = list(self._stream_position)
         try:
             self._lineage.begin(self._texts[number - 1], _script_variables())
         except Exception as exc:
             self._fail(exc)
 
     def end(self) -> None:
-        """Write the lineage of the cell that was entered last, if there is one."""
+        """Write the lineage of the running cell, if there is one."""
         number, self._cell = self._cell, 0
         if self._lineage is None or not number:
             return
-        used = {"clock": self._clock[0] - self._clock_at}
-        used["chance"] = int(self._drawn != self._chance)
+        counts = {"clock": self._clock[0] - self._clock_before}
+        counts["chance"] = int(self._position_before != self._stream_position)
         try:
             text, belongs = self._texts[number - 1], self._belongs
-            self._lineage.end(number, text, belongs, _script_variables(), used=used)
+            self._lineage.end(number, text, belongs, _script_variables(), counts=counts)
         except Exception as exc:
             self._fail(exc)
 
@@ -361,7 +373,7 @@ def _script_variables() -> dict[str, object]:
 
 
 def _texts(source: str) -> Iterator[str]:
-    """Yield the texts in a cell that may be paths."""
+    """Yield the string literals in a cell, which may be paths."""
     with contextlib.suppress(SyntaxError, ValueError):
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -369,7 +381,7 @@ def _texts(source: str) -> Iterator[str]:
 
 
 def _is_bytecode(path: str) -> bool:
-    """Return True for the folder of compiled modules, which Python itself makes, and for its files."""
+    """Return True if a path is in `__pycache__`, in which Python itself writes compiled modules."""
     return f"{os.sep}__pycache__{os.sep}" in f"{path}{os.sep}"
 
 
@@ -408,7 +420,7 @@ def _resident() -> int:
 
 
 def _proportional_size() -> int:
-    """Return the proportional set size of this process in bytes, as the system adds it up now."""
+    """Return the proportional set size of this process in bytes, as the system computes it now."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):

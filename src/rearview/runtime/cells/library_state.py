@@ -1,4 +1,4 @@
-"""State of a process outside the variables: random states, settings of libraries, packages, folders."""
+"""State of a notebook's process that is not in variables: random states, settings of libraries, packages, folders."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def digest_of(*parts: object) -> str:
 
 
 def listing(folder: str) -> str:
-    """Return a hash of the names in a folder."""
+    """Return a hash of the file names in a folder, without hidden files."""
     try:
         names = (entry.name for entry in os.scandir(folder))
         return digest_of(sorted(name for name in names if not name.startswith(".")))
@@ -53,10 +53,10 @@ def base_digest() -> str:
 
 
 _NUMBERED = ("sklearn.utils._repr_html.estimator", "sklearn.utils._estimator_html_repr")
-"""Modules of scikit-learn, of several versions, that number the estimators shown as pages."""
+"""Modules of scikit-learn that number the estimators in HTML output; the name depends on the version."""
 _COUNTERS = ("_CONTAINER_ID_COUNTER", "_ESTIMATOR_ID_COUNTER")
 NUMBERS = "numbers of scikit-learn"
-"""Key of those numbers among the random states: a cell that shows an estimator uses the next ones."""
+"""Key of these numbers among the random states: a cell that shows an estimator uses the next numbers."""
 
 
 def _random_states() -> dict[str, Any]:
@@ -66,6 +66,7 @@ def _random_states() -> dict[str, Any]:
 
 
 def _counters() -> list[Any]:
+    """Return the counters of scikit-learn by which it numbers estimators in HTML output."""
     modules = filter(None, map(sys.modules.get, _NUMBERED))
     counters = [getattr(module, name, None) for module in modules for name in _COUNTERS]
     return [counter for counter in counters if hasattr(counter, "count")][: len(_COUNTERS)]
@@ -101,20 +102,23 @@ def set_random(library: str, state: Any) -> None:
 
 
 class _ImportDraws:
-    """Notices random numbers that installed libraries draw from Python's own generator while they are imported.
+    """Records draws of random numbers by installed libraries from Python's own generator while they are imported.
 
-    Such a draw, of `rich` for instance, has no effect on the results of a cell.
+    Such a draw (`rich` makes one) has no effect on the results of a cell.
     """
 
     def __init__(self) -> None:
         self.draws: dict[str, str] = {}
-        """Digest of the generator after an import, by that before it."""
+        """Digest of the generator's state after an import, by the digest of its state before the import."""
         self._loading = False
         finder: Any = self
         sys.meta_path.insert(0, finder)
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
-        """Return the spec of an installed module that is not imported within another import, so that its end is noticed."""
+        """Return the spec of an installed module, changed to compare the generator before and after the import.
+
+        Return None for all other modules, and for an import within an import.
+        """
         del path, target
         if self._loading:
             return None
@@ -145,40 +149,40 @@ class _ImportDraws:
         loader.exec_module = load  # type: ignore[method-assign]
         return spec
 
-    def lead(self, before: str | None, after: str) -> bool:
-        """Return True if imports alone led from one state to the other."""
-        seen = 0
-        while before in self.draws and seen <= len(self.draws):
-            before, seen = self.draws[before], seen + 1
-        return seen > 0 and before == after
+    def explain(self, before: str | None, after: str) -> bool:
+        """Return True if imports alone changed the generator from state `before` to state `after`."""
+        imports = 0
+        while before in self.draws and imports <= len(self.draws):
+            before, imports = self.draws[before], imports + 1
+        return imports > 0 and before == after
 
 
 class RandomUse:
-    """The random states of libraries, cell by cell: which ones a cell draws from, and which it leaves."""
+    """Finds out, for each cell, from which random states of libraries it draws, and which states it leaves."""
 
     def __init__(self) -> None:
         self.states = random_digests()
-        """By library, as the cells so far have left them."""
+        """By library: the digest of the random state that the cells so far have left."""
         self.seeds = self.states["random"]
-        """Equal for runs whose generators begin in the same state."""
+        """Digest of the first state of Python's generator: equal for runs whose generators begin in the same states."""
         self.loaded: dict[str, str] = {}
-        """First states of the generators of libraries that the current cell has imported."""
-        self.due: dict[str, str] = {}
-        """States that skipped cells left: set before the next cell is run."""
+        """By library that the current cell has imported: the digest of the first state of its generator."""
+        self.due_states: dict[str, str] = {}
+        """By library: the digest of a state that skipped cells left, to be set before the next cell is run."""
         self._before: dict[str, str] = {}
         self._states_before: dict[str, Any] = {}
         self._first_states: dict[str, Any] = {}
         self._seeded: set[str] = set()
-        self.own = True
-        """Whether Python's generator is as the process began with it, but for draws of imports."""
+        self.only_imports_drew = True
+        """Whether Python's generator has been used and set by nothing but imports since the process began."""
         self.by_imports = ""
-        """Digest of Python's generator before the cell, if only imports drew from it."""
+        """Digest of Python's generator before the current cell, if only imports drew in the cell; else empty."""
         self._imports = _ImportDraws()
         for name in ("random", "numpy.random", "torch"):
             after_import(name, self._watch_seed)
 
     def begin(self) -> None:
-        """Note the states before a cell runs."""
+        """Remember the random states before a cell runs."""
         self._seeded.clear()
         self.loaded = {}
         self._imports.draws = {}
@@ -187,37 +191,37 @@ class RandomUse:
         self.states |= {k: self.states.get(k, v) for k, v in self._before.items()}
 
     def take(self, put: Callable[[bytes], str]) -> tuple[dict[str, str], dict[str, str]]:
-        """Return the states that a cell drew from, and those that it left, by library.
+        """Return digests of the states from which a cell drew, and of the states that it left, both by library.
 
         `put` stores a state and returns its digest.
         """
-        used: dict[str, str] = {}
-        after: dict[str, str] = {}
+        drawn_states: dict[str, str] = {}
+        left_states: dict[str, str] = {}
         self.by_imports = ""
         for library, digest in random_digests().items():
             before = self._before.get(library)
             if digest == before:
                 continue
-            if library == "random" and self._imports.lead(before, digest):
+            if library == "random" and self._imports.explain(before, digest):
                 self.by_imports = before or ""
-                after[library] = put(random_bytes(library))
-                self.states[library] = after[library]
+                left_states[library] = put(random_bytes(library))
+                self.states[library] = left_states[library]
                 continue
             if library == "random":
-                self.own = False
+                self.only_imports_drew = False
             if before is not None and library not in self._seeded:
                 drawn_from = {**self._first_states, **self._states_before}[library]
-                used[library] = put(pickle.dumps(drawn_from, protocol=5))
+                drawn_states[library] = put(pickle.dumps(drawn_from, protocol=5))
             if before is not None or library in self._seeded:
-                after[library] = put(random_bytes(library))
-                self.states[library] = after[library]
+                left_states[library] = put(random_bytes(library))
+                self.states[library] = left_states[library]
             else:
                 self.states[library] = digest
-        return used, after
+        return drawn_states, left_states
 
     @contextlib.contextmanager
-    def as_it_was(self, states: Mapping[str, Any]) -> Iterator[None]:
-        """Set random states by library for the body, and restore all of them after it."""
+    def set_temporarily(self, states: Mapping[str, Any]) -> Iterator[None]:
+        """Set the random states of libraries while the body runs, and restore all states after it."""
         before = _random_states()
         for library, state in states.items():
             set_random(library, state)
@@ -225,16 +229,16 @@ class RandomUse:
             yield
         finally:
             for library, state in _random_states().items():
-                kept = before.get(library, self._first_states.get(library, state))
-                if _digest(kept) != _digest(state):
-                    set_random(library, kept)
+                earlier_state = before.get(library, self._first_states.get(library, state))
+                if _digest(earlier_state) != _digest(state):
+                    set_random(library, earlier_state)
 
     def _watch_seed(self, module: types.ModuleType) -> None:
-        """Notice when a random state is set before anything was drawn from it in a cell."""
+        """Wrap the seed function of a module, to record cells that set its random state before they draw from it."""
         library = {"numpy.random": "numpy"}.get(module.__name__, module.__name__)
         name = "manual_seed" if library == "torch" else "seed"
         real = getattr(module, name)
-        # the state with which it was imported: nothing was drawn from it yet
+        # the state just after the import: nothing has been drawn from it yet
         self._first_states[library] = _random_states()[library]
         first = _digest(self._first_states[library])
         self._before.setdefault(library, first)
@@ -257,7 +261,7 @@ _PANDAS_OPTIONS = (
 
 
 def _settings(library: str) -> dict[str, Any] | None:
-    """Return the settings of a library by name; None if it is not loaded."""
+    """Return the settings of a library by name, or None if the library is not loaded."""
     module: Any = sys.modules.get(library)
     if library == "matplotlib" and hasattr(module, "rcParams"):
         return {k: v for k, v in dict.items(module.rcParams) if not k.startswith("backend")}
@@ -276,7 +280,7 @@ def _settings(library: str) -> dict[str, Any] | None:
 
 
 def library_settings() -> dict[str, str]:
-    """Return the settings of libraries that are loaded, each as a hash."""
+    """Return a hash of the settings of each loaded library."""
     settings = {
         library: _settings(library) for library in ("matplotlib", "numpy", "pandas", "torch")
     }
@@ -288,7 +292,7 @@ def library_settings() -> dict[str, str]:
 
 
 def settings_bytes(library: str) -> bytes:
-    """Return the settings of a loaded library as they are stored; empty if they cannot be."""
+    """Return the pickled settings of a loaded library; empty if the settings cannot be pickled."""
     try:
         return pickle.dumps(_settings(library), protocol=5)
     except Exception:
@@ -296,7 +300,7 @@ def settings_bytes(library: str) -> bytes:
 
 
 def set_settings(library: str, data: bytes) -> None:
-    """Set the settings of a loaded library, as `settings_bytes` returned them."""
+    """Set the settings of a loaded library to the bytes that `settings_bytes` returned."""
     module: Any = sys.modules[library]
     values = pickle.loads(data) if data else {}
     if library == "matplotlib":

@@ -1,8 +1,8 @@
 """Run the cells of a notebook in an IPython kernel, with a session around them.
 
-A run is recorded in a real kernel that a front end (nbclient) sends the cells to. A replay makes the same
-kernel without a front end and runs the cells of the recorded version in order. In both, each cell is
-compiled with its loops instrumented, under the file name that the kernel gives it.
+A run is recorded in a real kernel, to which a front end (nbclient) sends the cells. A replay makes the same
+kernel without a front end and runs the cells of the recorded version in order. In both, the loops of each cell are
+instrumented, and the code of a cell has the file name that the kernel gives to the cell.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ _INTERRUPTED = 130
 def make_kernel(control: Control) -> Any:
     """Return an IPython kernel, ready to run cells.
 
-    Called before the session starts: the random numbers, files and imports of a starting kernel do not
-    belong to the program.
+    This function is called before the session starts, because the random numbers, files and imports of a starting
+    kernel do not belong to the program.
     """
     if control.kernel is not None:
         _end_with_parent()
@@ -88,7 +88,7 @@ def make_kernel(control: Control) -> Any:
     with _without_debugger():
         app: Any = IPKernelApp.instance(**traits)
         app.initialize(["--HistoryManager.hist_file=:memory:"])
-    # kept as long as the kernel lives, and equal in every process that runs this notebook
+    # the program sees this text; it is equal in every process that runs this notebook
     sys.argv[2] = f"{control.root}{os.sep}kernel.json"
     return app
 
@@ -100,9 +100,8 @@ def _without_debugger() -> Iterator[None]:
     No front end debugs a notebook that runs from top to bottom; the program may still import debugpy.
     """
     loaded = sys.modules.get("debugpy")
-    sys.modules["debugpy"] = cast(
-        Any, None
-    )  # an import then fails as if the module were not installed
+    # an import of debugpy now fails as if it were not installed
+    sys.modules["debugpy"] = cast(Any, None)
     try:
         yield
     finally:
@@ -118,7 +117,7 @@ def _end_with_parent() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     parent = os.environ.get(_PARENT, "")
     if parent.isdecimal() and int(parent) != os.getppid():
-        os._exit(1)  # it has ended before the system was asked
+        os._exit(1)  # the front end has ended before the call of prctl
 
 
 def _kernel_class() -> Any:
@@ -155,16 +154,16 @@ def _kernel_class() -> Any:
 
 
 class Cells:
-    """The cells of one notebook while a session executes them."""
+    """Follows the cells that a kernel executes: instruments their loops, sets random states, records inputs."""
 
     def __init__(self, session: Session, notebook: Notebook, path: str) -> None:
         self.session = session
         self.notebook = notebook
         self.path = path
         """Path of the program text, relative to the project."""
-        self.now: CodeCell | None = None
+        self.current: CodeCell | None = None
         self.part = ""
-        """Source of the cell of which a part is being run."""
+        """Source of the cell of which only a part is being run; else empty."""
         self.failed: str = ""
         """Name of the class of the exception that ended the notebook."""
         self._next = 0
@@ -172,9 +171,9 @@ class Cells:
         if isinstance(session, Recorder):
             self.lineage = Lineage(session.runs.folder(session.run), session.root)
         self._clock: list[int] = session.declared.get(clock.ROOT, [])
-        self._clock_at = 0
+        self._clock_before = 0
         self._stream_position: list[Any] = session.declared.get(entropy.ROOT, [])
-        # the state that the last cell left: between cells, the kernel itself draws too
+        # the states that the last cell left: between cells, the kernel itself draws random numbers
         self.random, self._last_position = random.getstate(), list(self._stream_position)
         self.reuse: CachedKernel | None = None
         clock.between_cells[:] = [lambda: not session.cell]
@@ -189,7 +188,7 @@ class Cells:
         self._ids = ids
 
     def match(self, source: str) -> CodeCell | None:
-        """Return the cell of the notebook that is about to run; None if it is not the notebook's."""
+        """Return the next cell of the notebook with this source, or None if there is none."""
         for cell in self.notebook.cells[self._next :]:
             if cell.source == source:
                 self._next = cell.number
@@ -197,11 +196,11 @@ class Cells:
         return None
 
     def begin(self, cell: CodeCell) -> None:
-        """Note that a cell is about to run."""
-        self.now = cell
+        """Prepare for a cell that is about to run: record the state before it, set the random state."""
+        self.current = cell
         self.session.cell = cell.number
         self._expected = ast.dump(cell.tree())
-        self._clock_at = self._clock[0] if self._clock else 0
+        self._clock_before = self._clock[0] if self._clock else 0
         if self.reuse is not None:
             self.reuse.begin(cell)
         if self.lineage is not None:
@@ -210,48 +209,49 @@ class Cells:
         self._stream_position[:] = self._last_position
 
     def _variables(self) -> dict[str, object]:
-        """Return the variables of the notebook, without those that belong to the kernel."""
+        """Return the variables of the notebook, without names that belong to the kernel."""
         hides = self.session.modules.hides
         space = vars(sys.modules["__main__"])
         return {name: value for name, value in list(space.items()) if not hides(name)}
 
     @contextlib.contextmanager
     def in_part(self, cell: CodeCell, text: str) -> Iterator[None]:
-        """Instrument `text`, which is a part of a cell, in the body, as the whole cell would be."""
-        self.now, self._expected = replace(cell, text=text), ast.dump(ast.parse(text))
+        """While the body runs, instrument `text`, a part of a cell, as the whole cell would be."""
+        self.current, self._expected = replace(cell, text=text), ast.dump(ast.parse(text))
         self.part = cell.source
         try:
             yield
         finally:
-            self.now, self.part = None, ""
+            self.current, self.part = None, ""
 
     def is_last(self, cell: CodeCell) -> bool:
-        """Return True if no cell comes after this one."""
+        """Return True if a cell is the last cell of the notebook."""
         return cell is self.notebook.cells[-1]
 
     def end(self, cell: CodeCell, reply: Mapping[str, Any]) -> None:
-        """End a cell; `reply` is the kernel's answer."""
-        self.now = None
+        """Record the results of a cell that has run; `reply` is the kernel's reply."""
+        self.current = None
         self.session.cell = 0
-        before, self._last_position = self._last_position, list(self._stream_position)
+        position_before = self._last_position
+        self._last_position = list(self._stream_position)
         self.random = random.getstate()
-        done: CellLineage | None = None
+        lineage: CellLineage | None = None
         if self.lineage is not None:
-            used = {"clock": (self._clock[0] if self._clock else 0) - self._clock_at}
-            used["chance"] = int(before != self._last_position)
+            counts = {"clock": (self._clock[0] if self._clock else 0) - self._clock_before}
+            counts["chance"] = int(position_before != self._last_position)
             try:
                 variables = self._variables()
                 public = {name: variables[name] for name in variables if not name.startswith("_")}
-                done = self.lineage.end(
+                lineage = self.lineage.end(
                     *(cell.number, cell.text, self.session.belongs, public),
                     as_written=cell.source,
-                    used=used,
+                    counts=counts,
                 )
             except Exception as exc:
                 self.lineage = None
                 cast(Recorder, self.session).fail(exc)
         if self.reuse is not None:
-            self.reuse.after(cell, reply, done)
+            self.reuse.after(cell, reply, lineage)
         if reply.get("status") != "ok" and "raises-exception" not in cell.tags:
             self.failed = self.failed or str(reply.get("ename") or "error")
             interrupted = self.failed == KeyboardInterrupt.__name__
@@ -260,12 +260,12 @@ class Cells:
             self.session.code = 0
 
     def visit(self, tree: Any) -> Any:
-        """Instrument the code of the current cell; IPython calls this for everything that it compiles."""
-        cell = self.now
+        """Instrument the loops of the current cell; return all other code that IPython compiles unchanged."""
+        cell = self.current
         if cell is None or not self._recorded or not isinstance(tree, ast.Module) or not tree.body:
             return tree
         if ast.dump(tree) != self._expected:
-            return tree  # code that a magic compiles
+            return tree  # a magic has compiled other code
         try:
             return self._instrumented(cell, tree)
         except Exception as exc:
@@ -279,8 +279,8 @@ class Cells:
         compiler = self.session.compiler
         # line number in the program text minus line number in the code that the kernel compiles
         shift = cell.line - 1 + cell.tree().body[0].lineno - tree.body[0].lineno
-        last = cell.line + cell.text.count("\n")
-        lines = range(cell.line, last + 1)
+        last_line = cell.line + cell.text.count("\n")
+        lines = range(cell.line, last_line + 1)
         probes = {
             (line - shift, column): drawn
             for (line, column), drawn in compiler.probes.get(self.path, {}).items()
@@ -299,7 +299,7 @@ class Cells:
 
 
 def _awaits(node: ast.AST) -> bool:
-    """Return True if a statement of a cell contains `await` outside functions."""
+    """Return True if a statement of a cell contains `await`, except in a function."""
     if isinstance(node, ast.Await | ast.AsyncFor | ast.AsyncWith):
         return True
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
@@ -308,17 +308,17 @@ def _awaits(node: ast.AST) -> bool:
 
 
 def _watch(app: Any, cells: Cells) -> None:
-    """Let everything that the kernel compiles pass through `cells`."""
+    """Let the kernel pass all code that it compiles through `cells`."""
     from ipykernel.compiler import XCachingCompiler
 
     session = cells.session
 
     class CellCompiler(XCachingCompiler):
         def get_code_name(self, raw_code: str, code: str, number: int) -> str:
-            named: Any = super().get_code_name
-            # a part of a cell is named by all of it, as warnings and tracebacks show the name
-            name: str = named(cells.part or raw_code, code, number)
-            if cells.now is not None:
+            real: Any = super().get_code_name
+            # a part of a cell has the file name of the whole cell, because warnings and tracebacks show the name
+            name: str = real(cells.part or raw_code, code, number)
+            if cells.current is not None:
                 session.adopt(name)
             return name
 
@@ -340,30 +340,32 @@ def _watch(app: Any, cells: Cells) -> None:
     app.kernel.cells = cells
 
 
-def _hidden(own: set[str], notebook: Notebook) -> Callable[[str], bool]:
-    """Return a function that returns True for names in the notebook's namespace that the kernel owns.
+def _hidden(kernel_names: set[str], notebook: Notebook) -> Callable[[str], bool]:
+    """Return a function that returns True if a name in the notebook's namespace belongs to the kernel.
 
     The results of cells (`Out`, `_3`) belong to the program only if its source names them.
     """
-    named = {node.id for node in ast.walk(ast.parse(notebook.text)) if isinstance(node, ast.Name)}
+    names_in_source = {
+        node.id for node in ast.walk(ast.parse(notebook.text)) if isinstance(node, ast.Name)
+    }
 
     @functools.cache  # called for every name at every cell
     def hides(name: str) -> bool:
         if _OUTPUTS.match(name):
-            return name not in named
-        return bool(_INPUTS.match(name)) or name in own
+            return name not in names_in_source
+        return bool(_INPUTS.match(name)) or name in kernel_names
 
     return hides
 
 
 def run_notebook(control: Control, session: Session, app: Any) -> int:
-    """Run the cells of the notebook that `control` names; return the exit code."""
+    """Run the cells of the notebook that is the target of `control`; return the exit code."""
     file = os.path.abspath(control.target)  # noqa: PTH100 - patched in a replay
     root = session.root
     name = os.path.relpath(os.path.realpath(file), root)
     inputs = getattr(session, "inputs", None)
     if isinstance(inputs, InputFiles):
-        inputs.active = False  # reading the notebook itself is not an input of the program
+        inputs.active = False  # the notebook itself is not an input of the program
     data = Path(session.real(file, PathUse.RUN)).read_bytes()
     if isinstance(inputs, InputFiles):
         inputs.active = True
@@ -386,7 +388,7 @@ def run_notebook(control: Control, session: Session, app: Any) -> int:
 
 
 async def _run_all(kernel: Any, notebook: Notebook) -> None:
-    """Run all cells in order, up to one that fails."""
+    """Run all cells in order, up to the first cell that fails."""
     from tornado.ioloop import IOLoop
 
     kernel.io_loop = IOLoop.current()

@@ -1,8 +1,8 @@
 """Results of cells on disk: the inputs of a cell, the variables that it left, and its output.
 
-Below `cache/cells` of the store, which can be deleted at any time: `entries/<code>/<key>.json`, one for each
-set of inputs with which a cell was run, `contents/<digest>`, the pickles and outputs that they name, and
-`seeds/<notebook>`, the bytes from which the notebook's random generators are seeded.
+Results are in `cache/cells` of the store, which can be deleted at any time: `entries/<code>/<key>.json` for each set of
+inputs with which a cell was run, `contents/<digest>` for each pickle or output that an entry names, and
+`seeds/<notebook>` with the bytes from which the random generators of a notebook are seeded.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ import xxhash
 
 from rearview.model.cell_lineage import Event
 from rearview.state.variable_groups import Serialized, object_of
-from rearview.store.files import make_folder
+from rearview.store.create_files import make_folder
 
 FORMAT = 3
 SEED_BYTES = 32
 """Number of bytes from which the random generators of a notebook are seeded."""
 MOST_ENTRIES = 8
-"""Sets of inputs that are kept for the code of one cell."""
+"""Most executions that are kept for the code of one cell."""
 DRAFT_SECONDS = 3600.0
-"""Seconds after which an unfinished file counts as left by a process that was killed."""
+"""Seconds after which an unfinished file is removed: the process that wrote it was killed."""
 MOST_BYTES = 4 << 30
 """Most bytes that all results may take; the least recently used are removed first."""
 
@@ -40,13 +40,13 @@ class GroupRef(msgspec.Struct, frozen=True, omit_defaults=True):
 
     names: tuple[str, ...]
     content: str
-    """Equal for equal content: a digest of the content, or of the cells that made it."""
+    """Equal for equal content: a digest of the content, or of the inputs of the cell that computed it."""
     stored: bool = False
-    """Whether the content can be loaded; if not, the cell runs again when it is needed."""
+    """Whether the content can be loaded; if not, the cell runs again when the variables are needed."""
     uses: tuple[str, ...] = ()
-    """Functions and classes of the notebook that the content refers to; `*`: not known."""
+    """Functions and classes of the notebook that the content refers to; `*` if they are not known."""
     why: str = ""
-    """Why it was not stored."""
+    """Why the content was not stored."""
 
 
 class CellEntry(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -57,37 +57,37 @@ class CellEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     inputs: dict[str, str]
     settings: str
     random: dict[str, str] = {}
-    """Random states that it drew from, by library."""
+    """By library: the digest of the random state from which the cell drew."""
     random_before_imports: str = ""
-    """State of Python's generator from which only its imports drew."""
+    """Digest of the state of Python's generator before the cell, if only imports drew from it; else empty."""
     draws_seeds: bool = False
-    """Whether it made generators whose seed the system draws."""
+    """Whether the cell created random generators without a seed."""
     seeds: str = ""
     """Equal for runs whose random generators begin in the same state."""
     random_loaded: dict[str, str] = {}
-    """First states of the generators of libraries that it imported, by library."""
+    """By library that the cell imported: the digest of the first state of its generator."""
     files: dict[str, str] = {}
     folders: dict[str, str] = {}
     environment: dict[str, str] = {}
-    """Environment variables that it and the cells before it read, as it found them."""
+    """Hashes, before the cell ran, of the environment variables that it and earlier cells read."""
     environment_after: dict[str, str] = {}
-    """Those of them that it changed, as it left them."""
+    """Hashes, after the cell ran, of the environment variables that it changed."""
     modules: dict[str, str] = {}
     groups: tuple[GroupRef, ...] = ()
     deleted: tuple[str, ...] = ()
     definitions: dict[str, str] = {}
-    """Functions and classes that it defined, each with a digest of its content."""
+    """Functions and classes that the cell defined, each with a digest of its content."""
     random_after: dict[str, str] = {}
     settings_after: str = ""
     written: dict[str, str] = {}
     again: bool = False
-    """Whether it sets up something outside the variables: it then runs again before any other cell."""
+    """Whether the whole cell must run again before any other cell, because it changes state outside the variables."""
     setup: str = ""
-    """Hash of the statements that do so."""
+    """Hash of the statements that change state outside the variables; empty if there are none."""
     setup_text: str = ""
-    """Those statements alone, if they need no variables: they run instead of the whole cell."""
+    """These statements, if they use no variables: then only they run again, and not the whole cell."""
     settings_values: dict[str, str] = {}
-    """Settings that it changed, by library: the digests under which they are stored."""
+    """By library whose settings the cell changed: the digest under which the new settings are stored."""
     messages: str = ""
     seconds: float = 0.0
     size: int = 0
@@ -119,7 +119,7 @@ class ResultStore:
         return data
 
     def entries(self, code: str) -> list[CellEntry]:
-        """Return the executions of a cell, newest first; damaged ones are left out."""
+        """Return the executions of a cell, newest first; damaged files are left out."""
         dated: list[tuple[float, CellEntry]] = []
         for file in (self._entries / code).glob("*.json"):
             try:
@@ -132,7 +132,7 @@ class ResultStore:
         return [entry for _, entry in dated]
 
     def add(self, code: str, entry: CellEntry) -> None:
-        """Keep an execution; the oldest ones of the same code are removed."""
+        """Store an execution of a cell; remove its oldest executions if there are too many."""
         folder = self._entries / code
         make_folder(folder)
         _publish(folder / f"{entry.key}.json", lambda file: file.write(msgspec.json.encode(entry)))
@@ -174,7 +174,7 @@ class ResultStore:
         return data
 
     def get(self, digest: str, find: Callable[[str], Any]) -> dict[str, Any]:
-        """Return stored variables; `find` returns the function or class of a name in the notebook."""
+        """Return stored variables by name; `find` returns the function or class that the notebook has under a name."""
         file = self._contents / digest
         data = memoryview(bytearray(file.read_bytes()))
         count, size = struct.unpack_from("<2Q", data)
@@ -201,30 +201,30 @@ class ResultStore:
         return dict(ContentUnpickler(io.BytesIO(bytes(pickled)), buffers=buffers).load())
 
     def prune(self, most: int = MOST_BYTES) -> None:
-        """Remove the least recently used contents until the others fit.
+        """Remove the least recently used contents until the rest has at most `most` bytes.
 
         Other processes may add and remove contents at the same time.
         """
         files = _oldest_first(self._contents.iterdir())
         oldest_draft = time.time() - DRAFT_SECONDS
-        for about, file in files:
-            if _is_draft(file) and about.st_mtime < oldest_draft:
-                file.unlink(missing_ok=True)  # left by a process that was killed
-        files = [(about, file) for about, file in files if not _is_draft(file)]
-        total = sum(about.st_size for about, _ in files)
-        for about, file in files:
+        for status, file in files:
+            if _is_draft(file) and status.st_mtime < oldest_draft:
+                file.unlink(missing_ok=True)
+        files = [(status, file) for status, file in files if not _is_draft(file)]
+        total = sum(status.st_size for status, _ in files)
+        for status, file in files:
             if total <= most:
                 break
             file.unlink(missing_ok=True)
-            total -= about.st_size
+            total -= status.st_size
 
     def clear(self) -> None:
-        """Remove everything."""
+        """Remove all results and seeds."""
         shutil.rmtree(self._entries.parent, ignore_errors=True)
 
 
 def _oldest_first(files: Iterable[Path]) -> list[tuple[os.stat_result, Path]]:
-    """Return files with their status, the least recently used first; files that were removed are left out."""
+    """Return files with their status, the least recently used first; files that do not exist any more are left out."""
     existing = []
     for file in files:
         with contextlib.suppress(FileNotFoundError):
@@ -237,7 +237,7 @@ def _is_draft(file: Path) -> bool:
 
 
 def _mark_used(file: Path) -> None:
-    """Note that a content was used now; another process may have removed its file since it was read."""
+    """Set the time of a file to now, unless another process has removed the file."""
     with contextlib.suppress(FileNotFoundError):
         os.utime(file)
 

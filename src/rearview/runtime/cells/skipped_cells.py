@@ -1,7 +1,7 @@
-"""Restore the state that skipped cells leave, when a cell that runs can reach it.
+"""Restore the state that skipped cells would have left, before a cell runs that can reach this state.
 
-Skipped cells leave their variables on disk: they are loaded when a cell that runs can reach them. Their imports
-and definitions are run first, and cells whose variables could not be stored are run again.
+The variables of skipped cells are on disk, and are loaded when a cell that runs can reach them. Before that, the
+imports and definitions of the skipped cells are run. A skipped cell is run again if its variables could not be stored.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import pickle
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
-from rearview.runtime.cells.cached_variables import NotebookState
 from rearview.runtime.cells.cell_analysis import CellAnalysis, analyse
 from rearview.runtime.cells.library_state import (
     RandomUse,
@@ -18,14 +17,15 @@ from rearview.runtime.cells.library_state import (
     set_random,
     set_settings,
 )
+from rearview.runtime.cells.notebook_state import NotebookState
 from rearview.runtime.cells.result_store import CellEntry, GroupRef
 from rearview.source.notebooks import CodeCell
 
-GIVEN_UP = "KeptResultsUnusable"
-"""Error that a cell shows if the notebook has to run again from its first cell."""
+REUSE_FAILED = "KeptResultsUnusable"
+"""Name of the error that a cell shows if the notebook has to run again from its first cell."""
 
 
-class GivenUp(Exception):  # noqa: N818 - it says what happened
+class ReuseFailed(Exception):  # noqa: N818 - the program has made no error
     """The state that a cell needs cannot be restored from stored results."""
 
 
@@ -36,17 +36,17 @@ class Skipped:
     cell: CodeCell
     entry: CellEntry
     analysis: CellAnalysis
-    done: bool = False
-    """Whether its set-up part was run after all."""
+    was_run: bool = False
+    """Whether the cell, or its set-up part, has been run since."""
 
     @property
     def setup_text(self) -> str:
-        """The part of it that is run before any other cell: imports, definitions, settings; may be empty."""
+        """The part of the cell that is run before any other cell: imports, definitions, settings; may be empty."""
         return self.entry.setup_text or self.analysis.preamble
 
 
 LateRun = Callable[[CodeCell, str], Awaitable[str]]
-"""Runs a text as (part of) a cell without showing anything; returns why it failed, or empty."""
+"""Function that runs a text as a cell, or as a part of one, and shows no output; it returns the error, or ""."""
 
 
 class SkippedCells:
@@ -58,42 +58,47 @@ class SkippedCells:
         self.cells: list[Skipped] = []
 
     async def prepare(self, cell: CodeCell, late_run: LateRun) -> None:
-        """Restore the state that a cell needs before it runs; raise GivenUp if that is impossible."""
+        """Restore the state that a cell needs before it runs; raise ReuseFailed if that is impossible."""
         for skipped in self.cells:
-            if skipped.done:
+            if skipped.was_run:
                 continue
-            skipped.done = True
+            skipped.was_run = True
             if skipped.entry.again:
                 await self._run_late(skipped, late_run)
             elif skipped.setup_text:
-                await self._run_preamble(skipped, late_run)
+                await self._run_setup(skipped, late_run)
         analysis = analyse(cell.source)
         reached = self.state.reach(analysis.reads, analysis.definitions)
         await self._load(self.state.absent if reached is None else reached, late_run)
-        for library, state in self.random.due.items():
+        for library, state in self.random.due_states.items():
             set_random(library, pickle.loads(self.state.store.get_bytes(state)))
-        self.random.due = {}
-        live = library_settings()
-        different = [k for k, value in live.items() if self.state.settings.get(k, value) != value]
-        if different and self.cells:
-            for library in different:
+        self.random.due_states = {}
+        settings_now = library_settings()
+        changed_libraries = [
+            k for k, value in settings_now.items() if self.state.settings.get(k, value) != value
+        ]
+        if changed_libraries and self.cells:
+            for library in changed_libraries:
                 if library in self.state.settings_values:
-                    kept = self.state.store.get_bytes(self.state.settings_values[library])
-                    set_settings(library, kept)
-            live = library_settings()
-            different = [k for k in different if self.state.settings.get(k) != live.get(k)]
-        if different and self.cells:
-            raise GivenUp(f"the settings of {different[0]} cannot be restored")
-        self.state.settings |= live
+                    data = self.state.store.get_bytes(self.state.settings_values[library])
+                    set_settings(library, data)
+            settings_now = library_settings()
+            changed_libraries = [
+                k for k in changed_libraries if self.state.settings.get(k) != settings_now.get(k)
+            ]
+        if changed_libraries and self.cells:
+            raise ReuseFailed(f"the settings of {changed_libraries[0]} cannot be restored")
+        self.state.settings |= settings_now
 
-    async def _run_preamble(self, skipped: Skipped, late_run: LateRun) -> None:
+    async def _run_setup(self, skipped: Skipped, late_run: LateRun) -> None:
+        """Run the set-up part of a skipped cell."""
         at_once = {name for each in skipped.analysis.definitions for name in each.at_once}
         reached = self.state.reach(at_once)
         await self._load(self.state.absent if reached is None else reached, late_run)
-        failed = await late_run(skipped.cell, skipped.setup_text)
-        if failed:
-            raise GivenUp(
-                f"the imports and definitions of cell {skipped.cell.number} fail: {failed}"
+        error = await late_run(skipped.cell, skipped.setup_text)
+        if error:
+            raise ReuseFailed(
+                f"the imports and definitions of cell {skipped.cell.number} fail: {error}"
             )
         defined = {each.name for each in skipped.analysis.definitions}
         for name in [*self.state.absent & self.state.namespace.keys()]:
@@ -104,113 +109,118 @@ class SkippedCells:
             elif self.state.is_reference(name, group):
                 self.state.absent.discard(name)
             else:
-                del self.state.namespace[
-                    name
-                ]  # a later cell bound it again: that content is loaded
+                # a later skipped cell gave this name another value, which is loaded when it is needed
+                del self.state.namespace[name]
 
     async def _run_late(
-        self, skipped: Skipped, late_run: LateRun, chain: frozenset[str] = frozenset()
+        self, skipped: Skipped, late_run: LateRun, recomputed: frozenset[str] = frozenset()
     ) -> None:
         """Run a skipped cell now, with its recorded inputs.
 
-        `chain` are variables that skipped cells before it have just made, for this one to change.
+        `recomputed` are variables that earlier skipped cells have just computed again, and that this cell may change.
         """
         entry, number = skipped.entry, skipped.cell.number
-        skipped.done = True
+        skipped.was_run = True
         try:
             states = {
                 library: pickle.loads(self.state.store.get_bytes(state))
                 for library, state in entry.random.items()
             }
         except (OSError, ValueError) as exc:
-            raise GivenUp(f"cell {number} would have to run again: {exc}") from exc
-        older: list[str] = []
+            raise ReuseFailed(f"cell {number} would have to run again: {exc}") from exc
+        older_contents: list[str] = []
         for name, content in entry.inputs.items():
             if self.state.content_of(name) == content or (
-                name in chain and name in self.state.namespace
+                name in recomputed and name in self.state.namespace
             ):
                 continue
             if name not in self.state.absent or not self.state.store.has(content):
-                raise GivenUp(
+                raise ReuseFailed(
                     f"cell {number} would have to run again, and {name} has changed since"
                 )
-            older.append(content)
-        left = {name for group in entry.groups for name in group.names} | set(entry.deleted)
-        made = {name: group for group in entry.groups for name in group.names}
-        for name in left - chain:
-            if name not in self.state.absent and self.state.groups.get(name) != made.get(name):
-                raise GivenUp(
+            older_contents.append(content)
+        groups = {name: group for group in entry.groups for name in group.names}
+        changed_names = groups.keys() | set(entry.deleted)
+        for name in changed_names - recomputed:
+            if name not in self.state.absent and self.state.groups.get(name) != groups.get(name):
+                raise ReuseFailed(
                     f"cell {number} would have to run again, and {name} has changed since"
                 )
-        current = {n for n, content in entry.inputs.items() if self.state.content_of(n) == content}
-        await self._load(current - chain, late_run)
-        stale = left - chain
-        for content in older:
+        unchanged_names = {
+            n for n, content in entry.inputs.items() if self.state.content_of(n) == content
+        }
+        await self._load(unchanged_names - recomputed, late_run)
+        stale_names = changed_names - recomputed
+        for content in older_contents:
             values = self.state.store.get(content, self.state.namespace.__getitem__)
             self.state.namespace.update(values)
-            stale |= values.keys() - chain
-        with self.random.as_it_was(states):
-            failed = await late_run(skipped.cell, skipped.cell.text)
-        if failed:
-            raise GivenUp(f"cell {number} fails when it is run again: {failed}")
+            stale_names |= values.keys() - recomputed
+        with self.random.set_temporarily(states):
+            error = await late_run(skipped.cell, skipped.cell.text)
+        if error:
+            raise ReuseFailed(f"cell {number} fails when it is run again: {error}")
         for group in entry.groups:
             if any(self.state.groups.get(name) != group for name in group.names):
                 continue
             self.state.absent -= set(group.names)
-            stale -= set(group.names)
+            stale_names -= set(group.names)
             if (
                 group.stored
                 and self.state.serialized(group.names, self.state.references()).digest
                 != group.content
             ):
-                raise GivenUp(f"cell {number} leaves other values in {group.names[0]} this time")
-        for name in stale & self.state.namespace.keys():
-            del self.state.namespace[
-                name
-            ]  # a later cell changed it: that content is loaded when it is needed
+                raise ReuseFailed(
+                    f"cell {number} leaves other values in {group.names[0]} this time"
+                )
+        for name in stale_names & self.state.namespace.keys():
+            # a later cell changed this variable: its later content is loaded when it is needed
+            del self.state.namespace[name]
         self.state.absent -= {each.name for each in skipped.analysis.definitions}
 
     async def _load(self, names: Iterable[str], late_run: LateRun) -> None:
-        """Load variables, or run the cells again that make those that cannot be loaded."""
+        """Load variables; if a variable was not stored, run the cells again that computed it."""
         todo = {name for name in names if name in self.state.absent}
         for name in sorted(todo, key=self._first_maker):
             group = self.state.groups.get(name)
             if name not in self.state.absent or group is None:
                 continue
-            needed = {each for each in group.uses if each != "*"} - {name}
-            await self._load(needed & self.state.absent - set(group.names), late_run)
+            used_names = {each for each in group.uses if each != "*"} - {name}
+            await self._load(used_names & self.state.absent - set(group.names), late_run)
             if group.stored:
                 try:
                     values = self.state.store.get(group.content, self.state.namespace.__getitem__)
                 except Exception as exc:
-                    raise GivenUp(f"{name} cannot be loaded: {exc}") from exc
+                    raise ReuseFailed(f"{name} cannot be loaded: {exc}") from exc
                 # a name that a later cell bound to another value keeps that value
-                current = {n: v for n, v in values.items() if self.state.groups.get(n) == group}
-                self.state.namespace.update(current)
-                self.state.absent -= set(current)
+                current_values = {
+                    n: v for n, v in values.items() if self.state.groups.get(n) == group
+                }
+                self.state.namespace.update(current_values)
+                self.state.absent -= set(current_values)
                 self.state.loaded[group.names] = ""
                 continue
             await self._make_again(group, late_run)
 
     async def _make_again(self, group: GroupRef, late_run: LateRun) -> None:
-        """Run the skipped cells that made, and changed, variables which could not be stored."""
+        """Run the skipped cells again that computed or changed the variables of a group that could not be stored."""
         if not any(group in each.entry.groups for each in self.cells):
-            raise GivenUp(f"{group.names[0]} was not stored: {group.why}")
-        chain, cells = set(group.names), list[Skipped]()
+            raise ReuseFailed(f"{group.names[0]} was not stored: {group.why}")
+        recomputed, cells = set(group.names), list[Skipped]()
         for skipped in reversed(self.cells):
-            touched = [
+            changed_groups = [
                 each
                 for each in skipped.entry.groups
-                if not each.stored and not chain.isdisjoint(each.names)
+                if not each.stored and not recomputed.isdisjoint(each.names)
             ]
-            if touched:
+            if changed_groups:
                 cells.append(skipped)
-                chain |= {name for each in touched for name in each.names}
+                recomputed |= {name for each in changed_groups for name in each.names}
         for skipped in reversed(cells):
-            await self._run_late(skipped, late_run, frozenset(chain))
+            await self._run_late(skipped, late_run, frozenset(recomputed))
         if not self.state.absent.isdisjoint(group.names):
-            raise GivenUp(f"{group.names[0]} could not be made again")
+            raise ReuseFailed(f"{group.names[0]} could not be made again")
 
     def _first_maker(self, name: str) -> int:
+        """Return the position of the first skipped cell that left the present value of a variable."""
         group = self.state.groups.get(name)
         return next((i for i, each in enumerate(self.cells) if group in each.entry.groups), 0)

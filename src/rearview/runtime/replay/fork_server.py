@@ -36,7 +36,7 @@ from rearview.runtime.replay.start_replay import ReplayPatches, SharedStart
 from rearview.runtime.sandbox.entropy import FIRST, Randomness
 from rearview.source.library_loops import LOOPS
 from rearview.state.codecs.rng import read_global
-from rearview.store.files import open_file
+from rearview.store.create_files import open_file
 
 READING_CLOCK = frozenset(
     {"dateutil.parser._parser", "numpy.f2py.rules", "lightning_utilities.__about__"}

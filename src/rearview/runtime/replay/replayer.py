@@ -27,10 +27,10 @@ from rearview.runtime.measurements import changed_inputs, changed_versions, surr
 from rearview.runtime.program_frames import position, unobserved
 from rearview.runtime.replay.silent_trackers import EventFiles
 from rearview.runtime.session import Session
-from rearview.store.files import caused_by_full_disk, publish
+from rearview.store.create_files import caused_by_full_disk, publish
 from rearview.store.records import RecordFile, encode_point
-from rearview.store.tables.record_files import recorded
-from rearview.store.values import Put, convert, family
+from rearview.store.tables.record_files import own_values
+from rearview.store.values_as_json import Put, convert, family
 
 _COMPARING_SHARE = 8
 """A comparison that could be left out is made after the program has run this many times as long as the last one took."""
@@ -581,6 +581,6 @@ def _message(exc: Exception) -> str:
 def recorded_values(folder: Path) -> dict[tuple[Any, ...], list[bytes]]:
     """Return the values that a run logged, encoded and in order, by (loops, indices, name)."""
     values: dict[tuple[Any, ...], list[bytes]] = {}
-    for loops, indices, name, value in recorded(folder):
+    for loops, indices, name, value in own_values(folder):
         values.setdefault((loops, indices, name), []).append(msgspec.json.encode(value))
     return values

@@ -54,7 +54,7 @@ from rearview.runtime.sandbox import clock as clocks
 from rearview.runtime.sandbox.program_inputs import listen
 from rearview.runtime.session import Session
 from rearview.state.codecs.rng import read_global, write_global
-from rearview.store.files import open_file
+from rearview.store.create_files import open_file
 
 # the original file functions: a replay patches them for the program
 _chdir, _getcwd, _scandir, _mkdir, _open = os.chdir, os.getcwd, os.scandir, os.mkdir, open
@@ -119,7 +119,7 @@ class SharedSetup:
         """First line of the statement that is executed."""
         view = self._patches.view
         view.used_paths = set(previous._used_paths) if previous is not None else set()
-        self._view = (set(view.gone), set(view.made_files), view.changes)
+        self._view = (set(view.hidden_paths), set(view.replay_temporaries), view.changes)
         self._open = open_files()
         self._drawn = self._randomness.stream.drawn
         self._loaded = set(self._randomness.loaded)
@@ -329,7 +329,9 @@ class SharedSetup:
         if new_descriptors:
             return f"it leaves open {_path_in_program(min(new_descriptors), self._session)}"
         view = self._patches.view
-        if (view.gone, view.made_files) != self._view[:2] or Path(view.elsewhere).exists():
+        if (view.hidden_paths, view.replay_temporaries) != self._view[:2] or Path(
+            view.outside_copies
+        ).exists():
             return "it changes files outside the project"
         return self._written_file_obstacle() if view.changes != self._view[2] else ""
 
@@ -644,4 +646,4 @@ def _encoded(value: Any) -> bytes:
 
 def _path_in_program(file: str, session: Session) -> str:
     path = file.partition(": ")[2]
-    return session.view.seeming(path) if session.view is not None else path
+    return session.view.program_path(path) if session.view is not None else path

@@ -214,7 +214,7 @@ def make_session(control: Control) -> tuple[Replayer, RunInputs]:
     checkpoints = Checkpoints(project)
     folder = runs.folder(run.id)
     recorded_root = run.recorded_root(os.path.realpath(project.root))
-    created = OverwrittenFiles.of(folder, recorded_root + os.sep, lambda: False).absent()
+    created = OverwrittenFiles.of(folder, recorded_root + os.sep, lambda: False).created_paths()
     view = _view(project, segment, recorded_root, created)
     session = Replayer(
         project,
@@ -272,16 +272,16 @@ def _view(project: Project, segment: SegmentFile, root: str, created: Sequence[s
         texts={
             f"{tree}{os.sep}{path.relative_to(texts)}": str(path) for path in texts.rglob("*.*")
         },
-        elsewhere=os.path.realpath(Path(segment.report).parent / "elsewhere"),
-        spared=spared,
+        outside_copies=os.path.realpath(Path(segment.report).parent / "elsewhere"),
+        unmapped=spared,
         installed=tuple(
             path
             for path in library_prefixes()
             if path.startswith(root + os.sep) and path != root + os.sep
         ),
         temporary=temporary_prefixes(),
-        gone={path for path in places if os.path.lexists(path)},
-        drafts=frozenset(places),
+        hidden_paths={path for path in places if os.path.lexists(path)},
+        run_temporaries=frozenset(places),
         folded={f"{tree}{os.sep}{folder}" for folder in segment.folded},
     )
 

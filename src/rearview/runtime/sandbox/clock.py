@@ -1,10 +1,9 @@
 """Record the times that a program reads, and give the same times to a replay.
 
-Nearly every training script has a `t0 = time.time()`. If a replay read its own time, every state
-that holds one would differ. So each reading on the main thread is recorded, and a replay gets the
-same readings in the same order; the number of readings is part of the state. `datetime.now()`,
-`time.strftime()` and similar functions read the clock in C; they are answered from the same
-readings.
+Nearly every training script has a `t0 = time.time()`. If a replay read the present time, every state with such a
+variable would differ from the recorded state. So each reading on the main thread is recorded, and a replay gets the
+same readings in the same order; the number of readings is part of the state. `datetime.now()`, `time.strftime()` and
+similar functions read the clock in C; patches let them use the same readings.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ from rearview.runtime.sandbox.entropy import (
 from rearview.state.code_lookup import PatchedBuiltin
 from rearview.state.exclusions import BARS
 from rearview.store import recorded_inputs
-from rearview.store.files import open_file
-from rearview.store.recorded_inputs import read_clock, remove_clock, write_sum
+from rearview.store.create_files import open_file
+from rearview.store.recorded_inputs import read_clock, remove_clock, write_clock_check
 
 FILE = recorded_inputs.CLOCK_FILE
 
@@ -44,29 +43,29 @@ ROOT = "$clock"
 """Root of the state under which the number of clock readings is stored."""
 RULE = 2
 """Version of the rule that decides which readings belong to the program. By rule 1, readings of libraries
-during an import inside a loop, and readings of progress bars, belonged to it too."""
+during an import inside a loop, and readings of progress bars, belonged to the program as well."""
 FLOATS = ("time", "perf_counter", "monotonic", "process_time", "thread_time")
 WITH_DEFAULT_TIME = (("localtime", 0), ("gmtime", 0), ("ctime", 0), ("strftime", 1), ("asctime", 0))
-"""Functions of `time` that use the current time if none is given, with the position of that argument."""
+"""Functions of `time` that use the current time if no time is passed, with the position of this argument."""
 WAITERS = (
     *("queue", "selectors", "subprocess", "multiprocessing.connection", "multiprocessing.queues"),
     *("multiprocessing.synchronize", "multiprocessing.pool", "multiprocessing.managers"),
     *("multiprocessing.popen_fork", "concurrent.futures._base", "asyncio.base_events"),
 )
-"""Modules that read the clock while they wait for other threads: how often depends on timing."""
+"""Modules that read the clock while they wait for other threads: the number of readings depends on timing."""
 TIMERS = (
     *("jax.", "torch._dynamo.", "torch._inductor.", "torch._functorch.", "numba.", "triton."),
     *("joblib.", "loky.", "multiprocessing.", "concurrent.", "dask.", "distributed.", "ray."),
     *("IPython.", "ipykernel.", "jupyter_client.", "tornado.", "traitlets.", "zmq.", "pexpect."),
 )
-"""Libraries that time their own work. Compilation happens elsewhere in the program after a jump, and waiting
-for other processes or a front end takes a different number of readings each time."""
+"""Libraries that time their own work, such as compiling. In a replay that starts in the middle, they compile at
+another point, and waiting for other processes or a front end takes another number of readings each time."""
 between_cells: list[Callable[[], bool]] = []
-"""In a notebook kernel: returns True if no cell is running, so that readings do not belong to the program."""
+"""In a notebook kernel: a function that returns True if no cell is running; readings then belong to the kernel."""
 _TIMEIT = "<magic-timeit>"
 """File name that IPython gives to the code of `%timeit`."""
 _FLUSH = 512
-"""Readings after which they are written to the file."""
+"""Number of new readings after which they are written to the file."""
 _DEPRECATED = (
     "datetime.datetime.utcnow() is deprecated and scheduled for removal in a future version. Use "
     "timezone-aware objects to represent datetimes in UTC: datetime.datetime.now(datetime.UTC)."
@@ -74,41 +73,41 @@ _DEPRECATED = (
 
 
 class Clock:
-    """The clock readings of one run."""
+    """Records the clock readings of a run, or repeats them in a replay."""
 
     def __init__(self, file: Path, *, replays: bool, rule: int = RULE) -> None:
         self.place = [0]
-        """Number of readings; part of the state, so it is a plain list."""
+        """Number of readings so far; a plain list, because it is part of the state."""
         self._file = file
         self._rule = rule
         self._replays = replays
-        self._kept = read_clock(file) if replays else b""
-        self._sum = crc32(self._kept)
-        self._fresh: list[bytes] = []
+        self._recorded = read_clock(file) if replays else b""
+        self._sum = crc32(self._recorded)
+        self._unwritten: list[bytes] = []
         if not replays:
-            remove_clock(file)  # left by an attempt that saved no checkpoint
+            remove_clock(file)  # an attempt that saved no checkpoint may have left this file
         self._thread = threading.get_ident()
         self._pid = os.getpid()
         self.readers: set[str] = set()
         """In a replay: modules that read the clock more often than was recorded."""
         self.listeners: list[Callable[[str], None]] = []
-        """Called with the module that reads the clock, unless it is being imported; at most one."""
+        """At most one function: called with the name of each module that reads the clock after its import."""
         self.in_loop: Callable[[], bool] = lambda: False
-        """Whether a loop of the program is running."""
+        """Function that returns True if a loop of the program is running."""
 
     def follow(self, file: Path, rule: int) -> None:
-        """Use the readings of a run, in a process of the fork server."""
+        """Repeat the readings of another run, in a process that the fork server started."""
         self._file, self._rule = file, rule
-        self._kept = read_clock(file)
-        self._sum = crc32(self._kept)
+        self._recorded = read_clock(file)
+        self._sum = crc32(self._recorded)
         self._pid = os.getpid()
 
     def _is_unrepeatable(self, frame: types.FrameType | None) -> bool:
         """Return True if a progress bar reads the clock, or a library that is imported inside a loop.
 
-        How often a bar reads depends on how fast it was redrawn, and an import inside a loop comes later
-        in a replay that starts in the middle. Readings of libraries that are imported during the
-        set-up do belong to the program: it may compute with them.
+        How often a progress bar reads the clock depends on how fast it is redrawn, and an import inside a loop comes
+        later in a replay that starts in the middle. Readings of libraries that are imported during the set-up belong
+        to the program, because it may compute with them.
         """
         while frame is not None and frame.f_globals is _OURS:
             frame = frame.f_back
@@ -120,22 +119,25 @@ class Clock:
 
     def install(self) -> None:
         """Patch the functions of `time`; Rearview's own code keeps the real ones."""
-        patched = time  # the name is replaced in this module too
+        patched = time  # `use_real_functions` below replaces the name `time` in this module as well
         real = types.ModuleType("time")
         vars(real).update(vars(patched))
         patches_by_id: dict[int, Any] = {}
         for name in FLOATS:
             for function_name, form in ((name, "<d"), (f"{name}_ns", "<q")):
                 plain = getattr(patched, function_name)
-                setattr(patched, function_name, self._reading(plain, struct.Struct(form)))
+                setattr(patched, function_name, self._patched_reader(plain, struct.Struct(form)))
                 patches_by_id[id(getattr(patched, function_name))] = plain
-        for name, before in WITH_DEFAULT_TIME:
+        for name, position in WITH_DEFAULT_TIME:
             plain = getattr(patched, name)
-            setattr(patched, name, _with_default_time(plain, before, patched.time, real.localtime))
+            setattr(
+                patched, name, _with_default_time(plain, position, patched.time, real.localtime)
+            )
             patches_by_id[id(getattr(patched, name))] = plain
         patch_datetime(patched.time_ns)
 
-        def spare(module: types.ModuleType) -> None:
+        def use_real_functions(module: types.ModuleType) -> None:
+            """Let a module use the real functions."""
             for name, value in list(vars(module).items()):
                 if value is patched:
                     vars(module)[name] = real
@@ -144,18 +146,19 @@ class Clock:
 
         for name, module in list(sys.modules.items()):
             if name.startswith("rearview."):
-                spare(module)
+                use_real_functions(module)
         for name in WAITERS:
-            after_import(name, spare)
+            after_import(name, use_real_functions)
 
-    def _reading(self, real: Callable[[], Any], form: struct.Struct) -> Callable[[], Any]:
-        own, place = threading.get_ident, self.place
+    def _patched_reader(self, real: Callable[[], Any], form: struct.Struct) -> Callable[[], Any]:
+        """Return a function that records or repeats readings of the clock function `real`, stored in a format."""
+        get_ident, place = threading.get_ident, self.place
 
         def read() -> Any:
             caller = sys._getframe(1)
             while caller.f_globals is _OURS and caller.f_back is not None:
                 caller = caller.f_back
-            if own() != self._thread or _is_timer(str(caller.f_globals.get("__name__"))):
+            if get_ident() != self._thread or _is_timer(str(caller.f_globals.get("__name__"))):
                 return real()
             if between_cells and (between_cells[0]() or _for_front_end(caller)):
                 return real()
@@ -165,14 +168,14 @@ class Clock:
                 self.listeners[0](_reading_module(caller))
             at = place[0] * 8
             place[0] += 1
-            if at + 8 <= len(self._kept):
-                return form.unpack_from(self._kept, at)[0]
+            if at + 8 <= len(self._recorded):
+                return form.unpack_from(self._recorded, at)[0]
             now = real()
             if self._replays:
                 self.readers.add(_reading_module(caller))
             else:
-                self._fresh.append(form.pack(now))
-                if len(self._fresh) >= _FLUSH:
+                self._unwritten.append(form.pack(now))
+                if len(self._unwritten) >= _FLUSH:
                     self.flush()
             return now
 
@@ -180,29 +183,29 @@ class Clock:
 
     def flush(self) -> None:
         """Write the readings that are not on disk yet."""
-        fresh, self._fresh = self._fresh, []
-        if fresh and os.getpid() == self._pid:
-            data = b"".join(fresh)
+        readings, self._unwritten = self._unwritten, []
+        if readings and os.getpid() == self._pid:
+            data = b"".join(readings)
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
             with open(open_file(self._file, flags), "ab") as file:  # noqa: PTH123
                 file.write(data)
                 size = file.tell()
             self._sum = crc32(data, self._sum)
-            write_sum(self._file, size, self._sum)
+            write_clock_check(self._file, size, self._sum)
 
     def start_recording(self) -> None:
-        """Record from here on: a resumed run has reached its checkpoint."""
+        """Start to record readings: a resumed run has reached its checkpoint."""
         self._replays = False
-        self._kept = self._kept[: self.place[0] * 8]
-        self._file.write_bytes(self._kept)
-        self._sum = crc32(self._kept)
-        write_sum(self._file, len(self._kept), self._sum)
+        self._recorded = self._recorded[: self.place[0] * 8]
+        self._file.write_bytes(self._recorded)
+        self._sum = crc32(self._recorded)
+        write_clock_check(self._file, len(self._recorded), self._sum)
 
 
 def _reading_module(frame: types.FrameType | None) -> str:
-    """Return the module that reads the time, directly or through Rearview's patches.
+    """Return the name of the module that reads the time, directly or through Rearview's patches.
 
-    The loop by which `%timeit` measures a statement runs in the namespace of the notebook: it is `timeit`.
+    The name is `timeit` for the loop by which `%timeit` measures a statement in the namespace of the notebook.
     """
     while frame is not None and frame.f_globals.get("__name__") == __name__:
         frame = frame.f_back
@@ -212,7 +215,7 @@ def _reading_module(frame: types.FrameType | None) -> str:
 
 
 def _for_front_end(frame: types.FrameType | None) -> bool:
-    """Return True if a notebook kernel reads the time through Python's modules, such as `logging`."""
+    """Return True if a notebook's kernel reads the time through modules of Python, such as `logging`."""
     while frame is not None:
         name = str(frame.f_globals.get("__name__"))
         if not is_standard(name):
@@ -234,15 +237,15 @@ def _is_timer(module: str) -> bool:
     return f"{module}.".startswith(TIMERS)
 
 
-def _with_default_time(real: Any, before: int, now: Callable[[], float], local: Any) -> Any:
-    """Return a function of `time` that uses `now` if no time is passed."""
+def _with_default_time(real: Any, position: int, now: Callable[[], float], local: Any) -> Any:
+    """Return `real`, changed to use the time of `now` if no time is passed as the argument at a position."""
 
     def read(*args: Any) -> Any:
-        has_time = len(args) > before and (args[before] is not None or parts)
-        if has_time or len(args) < before:
+        has_time = len(args) > position and (args[position] is not None or parts)
+        if has_time or len(args) < position:
             return real(*args)
         moment: Any = now()
-        return real(*args[:before], local(moment) if parts else moment)
+        return real(*args[:position], local(moment) if parts else moment)
 
     parts = real.__name__ in {"strftime", "asctime"}
 
@@ -252,10 +255,10 @@ def _with_default_time(real: Any, before: int, now: Callable[[], float], local: 
 def patch_datetime(now: Callable[[], int]) -> bool:
     """Let `datetime.now()` and `utcnow()` return the time that `now` returns in nanoseconds.
 
-    The type itself stays, so that `isinstance`, pickles and derived classes work as before. Only two
-    entries of its dictionary are replaced, which Python does not offer for types written in C.
-    Return False if that is not possible: then a replay does not repeat dates, and reports a variable
-    that holds one as a difference.
+    The type `datetime` itself is not replaced, so that `isinstance`, pickles and derived classes work as before. Only
+    two entries of its dictionary are replaced, although Python forbids that for types written in C.
+    Return False if that is not possible: then a replay does not repeat dates, and reports each variable with a date as
+    different.
     """
     date = dt.datetime
     spaces = [

@@ -1,7 +1,7 @@
-"""Make random numbers repeatable: os.urandom, random, NumPy and torch seeds follow one recorded key.
+"""Make random numbers repeatable: os.urandom and the seeds of random, NumPy and torch are computed from a recorded key.
 
-Without this, the replay of an unseeded script would differ at its first draw. A forked child gets the
-entropy of the operating system back, so that siblings never draw the same "random" identifiers.
+Without this, the replay of an unseeded script would differ at its first random number. A forked child gets the
+entropy of the operating system back, so that two children never draw the same "random" identifiers.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ ROOT = "$chance"
 FIRST = 32
 """Bytes that are drawn before the program starts, to seed Python's own generator."""
 KEY_BYTES = 32
-"""Length of a key. In a longer one, the last bytes of this number are the key of the generators' first states, so
-that they can be those of another run while `os.urandom` has other bytes."""
+"""Bytes of a key. If a key is longer, its last `KEY_BYTES` bytes determine the first states of the generators: these
+states can then be the same as in another run, while `os.urandom` returns other bytes."""
 overwritten: list[int] = []
-"""If not empty: how many bytes were drawn that no result depends on: for generators that were seeded at once with
-something else, and for names that libraries give to their own parts."""
+"""At most one number: how many bytes were drawn on which no result depends, because a generator was then seeded with
+another value, or because a library draws names for its own parts. Nothing is counted if the list is empty."""
 seeding: list[int] = [0]
-"""How many bytes were drawn to seed generators of NumPy that the program or a library makes without a seed."""
+"""One number: how many bytes were drawn to seed generators of NumPy that are created without a seed."""
 OWN_NAMES = (
     *("joblib.", "loky.", "matplotlib.", "plotly.", "bokeh.", "altair.", "pandas.io.formats."),
     *("IPython.", "ipywidgets.", "comm.", "tqdm.", "sklearn."),
 )
-"""Libraries that draw random names for their own parts, such as a thread pool or an element of a page."""
+"""Libraries that draw random names for their own parts, such as a thread pool or an HTML element."""
 _real_urandom = os.urandom
 _real_seed = random.Random.seed
 
 
 @dataclass
 class Stream:
-    """Bytes that follow from `key` alone.
+    """A stream of random bytes that is computed from `key` alone.
 
     >>> Stream(b"k").read(4) == Stream(b"k").read(4)
     True
@@ -58,7 +58,7 @@ class Stream:
 
     key: bytes
     place: list[Any] = field(default_factory=lambda: [0, b""])
-    """Number of blocks, and bytes left of the last; part of the state, so it is a plain list."""
+    """Number of blocks, and the unread bytes of the last block; a plain list, because it is part of the state."""
 
     @property
     def drawn(self) -> int:
@@ -67,7 +67,7 @@ class Stream:
         return int(count) * hashlib.sha256().digest_size - len(unread)
 
     def restart_with(self, key: bytes, drawn: int = 0) -> None:
-        """Continue with the bytes that follow from `key`, after the first `drawn` of them."""
+        """Continue with the stream of another key, after its first `drawn` bytes."""
         self.key = key
         self.place[:] = [0, b""]
         self.read(drawn)
@@ -84,23 +84,23 @@ class Stream:
 
 @dataclass
 class Randomness:
-    """The random numbers of a process: all generators that follow the key."""
+    """The random numbers of a process: all generators whose states are computed from the key."""
 
     stream: Stream
     """The stream that the program draws from."""
     loaded: dict[str, Stream]
     """Streams that libraries drew from while they were imported, by name."""
     acts: Mapping[str, Callable[[ModuleType], None]]
-    """By module: the function that lets its generators follow the key."""
+    """By module: the function that seeds the generators of the module from the key."""
     read: Callable[[int], bytes]
     words: int = 0
     """Number of draws from Python's own generator by libraries while they were imported."""
     read_bits: Callable[[int], int] | None = None
 
     def begin(self, seeded: Collection[str] = ()) -> None:
-        """Let Python's own generator follow the key, and those of libraries already imported.
+        """Seed Python's generator, and the generators of libraries that are already imported, from the key.
 
-        Generators that the program has `seeded` stay as they are.
+        Generators of modules in `seeded` stay as they are, because the program has seeded them.
         """
         _use(self.read)
         self.stream.read(FIRST)
@@ -113,11 +113,11 @@ class Randomness:
                 act(module)
 
     def initial(self) -> dict[str, Any]:
-        """Return the states that the key gives to the global generators of loaded libraries, as `read_global` would."""
+        """Return the first states of the global generators of loaded libraries, in the form of `read_global`."""
         key = self.stream.key
-        own = random.Random(_python_seed(key))  # noqa: S311 - as it is
-        own.getrandbits(32 * self.words)
-        states: dict[str, Any] = {"random": own.getstate()}
+        python_generator = random.Random(_python_seed(key))  # noqa: S311 - a copy of the global one
+        python_generator.getrandbits(32 * self.words)
+        states: dict[str, Any] = {"random": python_generator.getstate()}
         numpy = sys.modules.get("numpy.random")
         if numpy is not None:
             states["numpy"] = numpy.RandomState(_numpy_seed(key)).get_state(legacy=False)
@@ -128,22 +128,22 @@ class Randomness:
         return states
 
     def resume(self) -> None:
-        """Follow the key again in a forked child that continues the program; generators stay as they are."""
+        """Patch `os.urandom` again in a forked child that continues the program; generators stay as they are."""
         _use(self.read)
         numpy = sys.modules.get("numpy.random.bit_generator")
         if numpy is not None and vars(numpy).get("randbits") == secrets.randbits:
             vars(numpy)["randbits"] = self.read_bits
 
     def follow(self, key: bytes, seeded: Collection[str] = ()) -> None:
-        """Start again with `key`, in a process of the fork server; see `begin`."""
+        """Start again with another key, in a process that the fork server started; `seeded` is as in `begin`."""
         self.stream.restart_with(key)
-        for library, own in self.loaded.items():
-            own.restart_with(_key_of(key, library), own.drawn)
+        for library, stream in self.loaded.items():
+            stream.restart_with(_key_of(key, library), stream.drawn)
         self.begin(seeded)
 
 
 def install(key: bytes) -> Randomness:
-    """Let `os.urandom`, and with it secrets, uuid4 and unseeded generators, follow `key`."""
+    """Compute the bytes of `os.urandom` from `key`, and so those of secrets, uuid4 and generators without a seed."""
     stream = Stream(key)
     get_ident = threading.get_ident
     thread = get_ident()
@@ -162,7 +162,7 @@ def install(key: bytes) -> Randomness:
         return stream.read(size)
 
     def read_bits(bits: int) -> int:
-        # like `secrets.randbits`, but faster: NumPy calls it for every generator that it creates
+        # like `secrets.randbits`, but faster: NumPy calls this function for every generator that it creates
         caller = sys._getframe(1)
         if _tracking or _imports() or get_ident() != thread:
             return secrets.randbits(bits)
@@ -215,8 +215,8 @@ def watch_trackers() -> None:
 def called_by_tracker(frame: FrameType | None) -> bool:
     """Return True if an experiment tracker is on the stack from `frame` on.
 
-    Its random numbers and clock readings do not belong to the program: a replay keeps it from its
-    server, so it would draw and read more or less often.
+    Random numbers and clock readings of a tracker do not belong to the program: in a replay the tracker cannot reach
+    its server, so it draws and reads more or less often.
     """
     while _tracking and frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
@@ -227,17 +227,17 @@ def called_by_tracker(frame: FrameType | None) -> bool:
 
 
 def _is_outside_program(frame: FrameType | None) -> bool:
-    """Return True if not the program draws random bytes but Rearview: that must not change the program's stream.
+    """Return True if Rearview, a tracker or `multiprocessing` draws random bytes, and not the program.
 
-    The same holds for trackers, and for the keys and names by which processes find each other: how
-    many are drawn depends on timing.
+    These draws must not change the program's stream. `multiprocessing` draws keys and names by which processes find
+    each other; their number depends on timing.
     """
     if _tracking and called_by_tracker(frame):
         return True
     while frame is not None:
-        ours = _is_apart_from_program(str(frame.f_globals.get("__name__", "")))
-        if ours is not None:
-            return ours or _called_by_multiprocessing(frame)
+        is_apart = _is_apart_from_program(str(frame.f_globals.get("__name__", "")))
+        if is_apart is not None:
+            return is_apart or _called_by_multiprocessing(frame)
         frame = frame.f_back
     return False
 
@@ -261,7 +261,7 @@ _FORWARDING = (__name__, "rearview.runtime.sandbox.file_patches", "rearview.stat
 
 @functools.lru_cache(maxsize=1024)
 def _is_apart_from_program(name: str) -> bool | None:
-    """Return True if draws of the module `name` do not belong to the program; None if its caller decides.
+    """Return True if draws of a module do not belong to the program, or None if the caller of the module decides.
 
     The result is cached, because NumPy draws for every generator that it creates.
     """
@@ -278,31 +278,31 @@ def is_standard(name: str) -> bool:
 
 
 def library_being_loaded(frame: FrameType | None) -> str:
-    """Return the name of the installed module that is being imported on the stack, or "".
+    """Return the name of the installed module whose import is running on the stack, or "".
 
-    A library may be imported earlier in a replay, because a probe can be the first to need it. So its
-    random numbers and clock readings during the import do not belong to the program.
+    A library may be imported earlier in a replay than in the run, because a probe uses it. So its random numbers and
+    clock readings during the import do not belong to the program.
     """
-    asking = ""
+    library = ""
     if not _imports():
-        return asking
+        return library
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
         if name.startswith("importlib."):
-            if asking:
-                return asking
+            if library:
+                return library
         elif name != __name__ and not is_standard(name):
             if not _INSTALLED.search(frame.f_code.co_filename):
                 return ""
-            asking = asking or name
+            library = library or name
         frame = frame.f_back
     return ""
 
 
 def _names_files(frame: FrameType | None) -> bool:
-    """Return True if `tempfile` draws, which it does once: for the first name.
+    """Return True if `tempfile` draws, which it does once, for the first name.
 
-    That may happen in an iteration that a replay skips, so these bytes do not belong to the program.
+    An iteration that a replay skips may need the first name, so these bytes do not belong to the program.
     """
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
@@ -315,7 +315,7 @@ def _names_files(frame: FrameType | None) -> bool:
 
 
 def _names_own_parts(frame: FrameType | None) -> bool:
-    """Return True if a library of `OWN_NAMES` draws, through Python's modules such as `uuid`."""
+    """Return True if a library in `OWN_NAMES` draws, directly or through modules of Python such as `uuid`."""
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
         if name not in _FORWARDING and not is_standard(name):
@@ -332,7 +332,7 @@ def _imports() -> bool:
 def _renew_names(tempfile: ModuleType, *, stream: Stream, loaded: dict[str, Stream]) -> None:
     """Draw names of temporary files again, even if some were drawn before the program started."""
     before = list(stream.place)
-    tempfile.gettempdir()  # the first call tries out a name
+    tempfile.gettempdir()  # the first call draws a name
     stream.place[:] = before
     loaded.pop("tempfile", None)
     vars(tempfile)["_name_sequence"] = None
@@ -351,7 +351,7 @@ def _torch_seed(key: bytes) -> int:
 
 
 def _seed_numpy(module: ModuleType, *, stream: Stream, read_bits: Callable[[int], int]) -> None:
-    """Let NumPy's generators follow the key, also if NumPy was imported before Rearview."""
+    """Seed NumPy's generators from the key, even if NumPy was imported before Rearview."""
     module.seed(_numpy_seed(stream.key))
     space = vars(getattr(module, "bit_generator", module))
     if space.get("randbits") == secrets.randbits:
@@ -359,7 +359,7 @@ def _seed_numpy(module: ModuleType, *, stream: Stream, read_bits: Callable[[int]
 
 
 def bytes_used(place: Sequence[Any]) -> int:
-    """Return how many bytes of the stream at `place` the program may have used, but for seeds."""
+    """Return how many bytes the program may have used from a stream with this `place`, without bytes for seeds."""
     count, unread = place or (0, b"")
     drawn = int(count) * hashlib.sha256().digest_size - len(unread)
     return drawn - (overwritten[0] if overwritten else 0) - seeding[0]
@@ -368,7 +368,7 @@ def bytes_used(place: Sequence[Any]) -> int:
 def _is_seeded_at_once(frame: FrameType) -> bool:
     """Return True if `frame` calls `numpy.random.RandomState` with a seed.
 
-    NumPy seeds such a generator from the system first, and then with the seed: the bytes have no effect.
+    NumPy first seeds the generator with bytes of the system, and then with the seed: the bytes have no effect.
     """
     call = _call_at(frame.f_code, frame.f_lasti)
     if call is None:
@@ -387,9 +387,9 @@ def _is_seeded_at_once(frame: FrameType) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _call_at(code: CodeType, at: int) -> tuple[tuple[str, ...], str] | None:
-    """Return the dotted name that an instruction calls, and the variable that is its only argument.
+    """Return the parts of the dotted name that the instruction `at` an offset calls, and the only argument.
 
-    The variable is empty if the argument is a number or a calculation. None: it is another kind of call.
+    The argument is the name of a variable, or empty for a number or a calculation. Return None for any other call.
     """
     line, end, column, end_column = next(itertools.islice(code.co_positions(), at // 2, None))
     if line is None or end is None or column is None or end_column is None:
@@ -421,7 +421,7 @@ def _call_at(code: CodeType, at: int) -> tuple[tuple[str, ...], str] | None:
 
 
 def _seed_torch(torch: ModuleType, *, stream: Stream) -> None:
-    """Let torch's default generator follow the key instead of seeding itself from the system."""
+    """Seed torch's default generator from the key, and let `torch.seed` draw from `os.urandom`."""
 
     def draw_seed() -> int:
         return int.from_bytes(os.urandom(8), "big") >> 1
@@ -438,7 +438,7 @@ def _seed_torch(torch: ModuleType, *, stream: Stream) -> None:
 
 
 def after_import(name: str, act: Callable[[ModuleType], None]) -> None:
-    """Call `act` with the module `name` once it has been imported, now or later."""
+    """Call `act` with the module `name`: at once if the module is already imported, else after its import."""
     module = sys.modules.get(name)
     if module is not None:
         act(module)
@@ -450,15 +450,16 @@ def after_import(name: str, act: Callable[[ModuleType], None]) -> None:
 
 
 class _AfterImport:
-    """Finds modules like the other finders, and calls the actions of a module after its import."""
+    """An import finder that calls the functions in `acts` for a module after its import."""
 
     def __init__(self) -> None:
         self.acts: dict[str, list[Callable[[ModuleType], None]]] = {}
+        """By name of a module: functions to call with the module after its import."""
         self.looking_up = ""
         """Name of the module that this finder is looking up with the other finders."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Return the spec that the other finders return; looking up a module imports nothing."""
+        """Return the spec of a module, changed to call the functions, or None if `acts` has none for the module."""
         del path, target
         if name not in self.acts or name == self.looking_up:
             return None
@@ -483,7 +484,7 @@ _AWAITED = _AfterImport()
 
 
 def remove() -> None:
-    """Give the process the entropy of the operating system again."""
+    """Let the process use the entropy of the operating system again."""
     _use(_real_urandom)
     numpy = sys.modules.get("numpy.random.bit_generator")
     if numpy is not None and "randbits" in vars(numpy):
@@ -491,9 +492,12 @@ def remove() -> None:
 
 
 def _use(urandom: Callable[[int], bytes]) -> None:
+    """Replace `os.urandom` in all modules of Python that use it, and the seeding of `random.Random`."""
     os.urandom = urandom
-    vars(sys.modules[_real_urandom.__module__])["urandom"] = urandom  # where a pickle finds it
-    random._urandom = urandom  # type: ignore[attr-defined]  # SystemRandom, hence secrets
+    vars(sys.modules[_real_urandom.__module__])["urandom"] = (
+        urandom  # a pickled `os.urandom` names this module
+    )
+    random._urandom = urandom  # type: ignore[attr-defined]  # SystemRandom and secrets use it
     for name in ("uuid", "secrets", "tempfile"):
         module = sys.modules.get(name)
         if module is not None and hasattr(module, "_urandom"):
@@ -502,7 +506,7 @@ def _use(urandom: Callable[[int], bytes]) -> None:
     def seed(self: random.Random, a: object = None, version: int = 2) -> None:
         if a is None and urandom is not _real_urandom and type(self) is not random.SystemRandom:
             a = int.from_bytes(urandom(2500), "big")
-        _real_seed(self, a, version)  # type: ignore[arg-type]  # whatever the caller gave
+        _real_seed(self, a, version)  # type: ignore[arg-type]  # any value that the caller passes
 
     seed_function: Any = seed if urandom is not _real_urandom else _real_seed
     random.Random.seed = seed_function  # type: ignore[method-assign]

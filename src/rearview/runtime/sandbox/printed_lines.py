@@ -1,8 +1,8 @@
 """Record the lines that a program prints, with the point at which it prints them.
 
-The streams stay the same objects and get the same bytes; only `write` is patched, as long as that
-takes at most a hundredth of the time. If a program prints a million lines in a second, the first few
-thousand are recorded, with a note that there were more.
+The streams stay the same objects and get the same bytes; only their `write` is patched. Recording takes at most a
+hundredth of the time: if a program prints a million lines in a second, only the first few thousand are recorded, with
+a note that there were more.
 """
 
 from __future__ import annotations
@@ -15,25 +15,26 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, ClassVar
 
-from rearview.store.files import open_file
+from rearview.store.create_files import open_file
 from rearview.store.printed_lines import FILE, FORMAT, encode
 
 SHARE = 0.01
-"""Fraction of the time that recording printed lines may take."""
+"""Largest share of the time that recording printed lines may take."""
 COST = 4e-6
 """Seconds assumed per recorded line."""
 FIRST = 2000
 """Lines that are always recorded."""
 LARGEST = 8 << 20
-"""Bytes recorded per run at most."""
+"""Most bytes that are recorded per run."""
 LONGEST = 2000
-"""Characters recorded per line at most."""
+"""Most characters that are recorded per line."""
 _WRITE_AFTER = 1.0
 """Seconds after which the next line causes the recorded lines to be written to the file."""
 _RESUME_FROM = 200
 """Lines that must fit before recording resumes."""
 
 Place = Callable[[], tuple[tuple[str, ...], tuple[int, ...]]]
+"""Function that returns the running loops and the index of the current iteration in each."""
 
 
 class PrintedLines:
@@ -51,7 +52,7 @@ class PrintedLines:
         self._parts: dict[int, list[str]] = {1: [], 2: []}
         self._recording = False
         self._stopped = False
-        """Whether recording has stopped."""
+        """Whether recording has stopped for good, after an error."""
 
     def install(self) -> None:
         """Record the text written to standard output and error from now on."""
@@ -64,7 +65,7 @@ class PrintedLines:
         self._recording = False
 
     def take(self, number: int, text: str) -> None:
-        """Record text that was written to a stream, unless it is too much."""
+        """Record text that was written to the stream with a number (1 or 2), unless recording is off."""
         if not self._recording:
             return
         parts = self._parts[number]
@@ -73,26 +74,26 @@ class PrintedLines:
             try:
                 self._lines(number)
             except Exception:
-                self.remove()  # the store is removed or full: the recorder reports it
+                self.remove()  # the store was removed or the disk is full: the recorder reports that
                 self._stopped = True
 
     def _lines(self, number: int) -> None:
-        """Record complete lines."""
+        """Record the complete lines of a stream; keep the unfinished last line."""
         parts = self._parts[number]
         *lines, unfinished = "".join(parts).split("\n")
         parts[:] = [unfinished[-LONGEST:]] if unfinished else []
         loops, indices = self._place()
         for line in lines:
-            shown = line.rpartition("\r")[2]  # drop overwritten states of a progress bar
-            if shown:
-                self._rows.append((loops, indices, number, shown[:LONGEST]))
+            visible = line.rpartition("\r")[2]  # without overwritten states of a progress bar
+            if visible:
+                self._rows.append((loops, indices, number, visible[:LONGEST]))
         self._used += len(lines)
         now = perf_counter()
         if self._used >= self._limit and not self._can_afford(now, 1):
             self._rows.append({"dropped": "lines printed from here on came too fast to be kept"})
             self.remove()
-            for kept in self._parts.values():
-                kept.clear()
+            for parts in self._parts.values():
+                parts.clear()
         if now - self._written > _WRITE_AFTER:
             self.flush()
 
@@ -126,7 +127,7 @@ class PrintedLines:
             os.close(fd)
 
     def close(self) -> None:
-        """Record unfinished lines too, and stop."""
+        """Record the unfinished lines as well, and stop recording."""
         if _Streams.printing is not self or self._stopped:
             return
         self.remove()
@@ -138,10 +139,10 @@ class PrintedLines:
 
 
 class _Streams:
-    """Holds the current `PrintedLines` and the real `write` functions for the functions below.
+    """Holds the current `PrintedLines` and the real `write` functions for `write_out` and `write_err`.
 
-    These are module functions, so that a program that refers to one, as progress bars do, refers to
-    the same name in every run and replay.
+    `write_out` and `write_err` are functions of the module: a program that refers to one of them, as progress bars
+    do, refers to the same name in every run and replay.
     """
 
     printing: PrintedLines | None = None
@@ -149,12 +150,12 @@ class _Streams:
 
 
 def write_out(text: str) -> int:
-    """Write to standard output."""
+    """Write to standard output and record the text."""
     return _write(1, text)
 
 
 def write_err(text: str) -> int:
-    """Write to standard error."""
+    """Write to standard error and record the text."""
     return _write(2, text)
 
 
@@ -166,7 +167,7 @@ def _write(number: int, text: str) -> int:
 
 
 def watch_streams() -> None:
-    """Patch `write` of standard output and error; a replay does so too."""
+    """Patch `write` of standard output and error, in a replay as in a run."""
     for number, stream, write in ((1, sys.stdout, write_out), (2, sys.stderr, write_err)):
         if hasattr(stream, "__dict__") and "write" not in vars(stream):
             _Streams.real[number] = stream.write

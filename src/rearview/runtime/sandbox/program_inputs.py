@@ -4,8 +4,8 @@ Files: a replay checks whether they have changed. Python calls audit hooks very 
 So Rearview has one hook for all its listeners (`listen`), and the hook looks up the listeners of an event before it
 does anything else. Files of the system, of installed libraries and in caches are not inputs.
 
-Environment variables: a replay starts with the same values. `os.environ` encodes each name that is looked up, by a
-function that it holds. This module replaces that function: then the traceback of a missing variable has no frame
+Environment variables: a replay starts with the same values. `os.environ` encodes each name that is looked up, by
+its function `encodekey`. This module replaces this function, so that the traceback of a missing variable has no frame
 of Rearview. The replacement must not refer to objects of Rearview, because `os.environ` may be part of the
 program's state.
 """
@@ -32,16 +32,15 @@ from rearview.model.environment_variables import (
     is_restored,
 )
 from rearview.runtime.sandbox.entropy import after_import
-from rearview.store.files import fingerprint
 from rearview.store.project import FOLDER
-from rearview.store.recorded_inputs import append_environment, read_environment
+from rearview.store.recorded_inputs import append_environment, fingerprint, read_environment
 
 Listener = Callable[[str, tuple[Any, ...]], None]
 _listeners: dict[str, list[Listener]] = {}
 
 
 class _OwnWork(threading.local):
-    """Whether this thread is doing work of Rearview."""
+    """A flag for each thread: whether it runs code of Rearview whose inputs are not the program's."""
 
     busy = False
 
@@ -51,7 +50,7 @@ _own = _OwnWork()
 
 @contextlib.contextmanager
 def unnoticed() -> Iterator[None]:
-    """In the body, hide this thread's reads from the listeners: they are Rearview's own work."""
+    """While the body runs, hide the audit events of this thread from listeners: Rearview itself causes them."""
     before, _own.busy = _own.busy, True
     try:
         yield
@@ -60,7 +59,7 @@ def unnoticed() -> Iterator[None]:
 
 
 def listen(listener: Listener, *events: str) -> None:
-    """Call `listener` with the name and arguments of these audit events, until the process ends."""
+    """Call `listener` with the name and arguments of each of these audit events, until the process ends."""
     if not _listeners:
         sys.addaudithook(_call_listeners)
     for event in events:
@@ -87,11 +86,11 @@ _CACHES = (
 )
 """Environment variables with the cache folders of libraries."""
 _CACHED = ("torchinductor_", "pymp-", f"ray{os.sep}", "joblib_", "matplotlib-", "dask", "wandb")
-"""Start of names of temporary files that libraries share with other programs."""
+"""Beginnings of names of temporary files that libraries share with other programs."""
 
 
 def library_prefixes() -> tuple[str, ...]:
-    """Return the folders of Python and its packages, and the system's."""
+    """Return the folders of Python, of its packages and of the system, each with a slash at its end."""
     folders = {sys.prefix, sys.base_prefix, sys.exec_prefix, str(Path(os.__file__).parent)}
     # packages of another environment that this one builds on
     folders |= {path for path in sys.path if path.endswith(("site-packages", "dist-packages"))}
@@ -101,26 +100,26 @@ def library_prefixes() -> tuple[str, ...]:
 def unrecorded_prefixes() -> tuple[str, ...]:
     """Return prefixes of paths whose files are neither saved with a run nor restored.
 
-    They are shared with other programs, and a replay uses them as they are. Hidden folders in the
-    user's home are among them: they hold settings and caches.
+    Other programs share these files, and a replay uses them as they are. Hidden folders in the user's home folder are
+    among these paths, because they hold settings and caches.
     """
-    named = {os.environ[name] for name in _CACHES if os.environ.get(name)}
-    home = os.path.expanduser("~")  # noqa: PTH111 - a path of text, for comparisons of text
-    hidden = (f"{home.rstrip(os.sep)}{os.sep}.",) if home.strip(os.sep) else ()
-    folders = [f"{os.path.abspath(folder)}{os.sep}" for folder in sorted(named)]  # noqa: PTH100
+    cache_folders = {os.environ[name] for name in _CACHES if os.environ.get(name)}
+    user_folder = os.path.expanduser("~")  # noqa: PTH111 - text, to be compared with text
+    hidden = (f"{user_folder.rstrip(os.sep)}{os.sep}.",) if user_folder.strip(os.sep) else ()
+    folders = [f"{os.path.abspath(folder)}{os.sep}" for folder in sorted(cache_folders)]  # noqa: PTH100
     shared = [f"{folder}{name}" for folder in temporary_prefixes() for name in _CACHED]
     return (*library_prefixes(), *folders, *hidden, *shared)
 
 
 def temporary_prefixes() -> tuple[str, ...]:
-    """Return the folders of temporary files."""
-    named = [os.environ[name] for name in _TEMPORARY if os.environ.get(name)]
-    folders = named or ["/tmp", "/var/tmp"]  # noqa: S108 - not to write there
+    """Return the folders of temporary files, each with a slash at its end."""
+    from_environment = [os.environ[name] for name in _TEMPORARY if os.environ.get(name)]
+    folders = from_environment or ["/tmp", "/var/tmp"]  # noqa: S108 - nothing is written to them
     return tuple(f"{os.path.abspath(folder)}{os.sep}" for folder in folders)  # noqa: PTH100
 
 
 MOST = 5000
-"""Files recorded at most; a larger data set is not described file by file."""
+"""Most files that are recorded; further files of a data set are not recorded."""
 
 
 class InputFiles:
@@ -129,7 +128,7 @@ class InputFiles:
     def __init__(self, started: float) -> None:
         self.active = True
         self._started = started
-        """When the run started, in seconds since the epoch."""
+        """Time at which the run started, in seconds since 1970."""
         self._read: dict[str, None] = {}
         self._written: set[str] = set()
         self._pid = os.getpid()
@@ -154,8 +153,8 @@ class InputFiles:
     def facts(self, created: Collection[str] = ()) -> dict[str, list[Any]]:
         """Return size, time and hash of each file that was read, as they are now.
 
-        Files that it `created` are not inputs: it wrote them before it read them. Nor are files
-        that changed after it started: C code of the program may have written them, or a rename.
+        Files that the program `created` are not inputs, because it wrote them before it read them. Files that changed
+        after the run started are not inputs either: C code of the program, or a rename, may have changed them.
         """
         self.active = False
         facts: dict[str, list[Any]] = {}
@@ -165,8 +164,8 @@ class InputFiles:
             if skip or path in created or path.startswith(self._ignored):
                 continue
             try:
-                about = os.stat(path)  # noqa: PTH116 - a path of any spelling
-                if stat.S_ISREG(about.st_mode) and about.st_ctime <= self._started:
+                status = os.stat(path)  # noqa: PTH116 - a path of any spelling
+                if stat.S_ISREG(status.st_mode) and status.st_ctime <= self._started:
                     facts[path] = list(fingerprint(Path(path)))
             except OSError:
                 continue
@@ -179,25 +178,26 @@ _FORWARDING = frozenset(
         __name__,
     }
 )
-"""Modules that read a variable on behalf of their caller."""
+"""Modules that read an environment variable for their caller."""
 _STARTS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn")
-"""Audit events of a process that is started; the last argument is its environment, if it has its own."""
+"""Audit events of a process that starts; the last argument is its environment, or None for the current one."""
 
 
 _reading: list[EnvironmentReads] = []
+"""The object that records reads of this process, if there is one."""
 _encode: Any = os.environ.encodekey
 _encode_bytes: Any = os.environb.encodekey
 
 
 def _encode_noted(key: Any) -> Any:
     if type(key) is str and _reading:
-        _reading[0].note(key, sys._getframe(1))
+        _reading[0].record(key, sys._getframe(1))
     return _encode(key)
 
 
 def _encode_bytes_noted(key: Any) -> Any:
     if type(key) is bytes and _reading:
-        _reading[0].note(os.fsdecode(key), sys._getframe(1))
+        _reading[0].record(os.fsdecode(key), sys._getframe(1))
     return _encode_bytes(key)
 
 
@@ -207,25 +207,27 @@ def _patch_lookups() -> None:
 
 
 def names_read() -> set[str]:
-    """Return the variables that this process has read so far."""
-    return set(_reading[0]._noted) if _reading else set()
+    """Return the names of the environment variables that this process has read so far."""
+    return set(_reading[0]._recorded_names) if _reading else set()
 
 
 def patch_as_recorded(folder: Path) -> None:
-    """Patch `os.environ` as the recording did: it is part of the state of a program that refers to it."""
+    """Patch `os.environ` if the recorded run did, because the state of the program may contain `os.environ`."""
     if read_environment(folder) is not None:
         _patch_lookups()
 
 
 class EnvironmentReads:
-    """The variables that this process reads, written to the folder of its run at once."""
+    """Records the environment variables that this process reads; each is written to the folder of the run at once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._start = dict(os.environ)
         """The environment that the program was started with."""
         recorded = read_environment(folder)
-        self._noted = {*recorded.values, *recorded.secrets} if recorded is not None else set()
+        self._recorded_names = (
+            {*recorded.values, *recorded.secrets} if recorded is not None else set()
+        )
         self._whole = recorded is not None and recorded.whole
         if recorded is None:
             self._write([name for name in self._start if is_read_by_libraries(name)], always=True)
@@ -235,11 +237,11 @@ class EnvironmentReads:
         _patch_lookups()
         _reading.append(self)
         self._watch_listing(type(os.environ))
-        listen(self._started, *_STARTS)
+        listen(self._process_started, *_STARTS)
         after_import("multiprocessing.util", self._watch_spawn)
 
     def read_all(self) -> None:
-        """Record every variable as read."""
+        """Record every environment variable as read."""
         if not self._whole:
             self._whole = True
             names = [name for name in self._start if class_of(name) is not VariableClass.TODAY]
@@ -256,11 +258,11 @@ class EnvironmentReads:
 
         mapping.__iter__ = iterate
 
-    def note(self, name: str, frame: FrameType) -> None:
-        """Record that a frame looks up a variable."""
-        if name not in self._noted and not _called_by_rearview(frame):
+    def record(self, name: str, frame: FrameType) -> None:
+        """Record that `frame` looks up a variable, unless Rearview itself does."""
+        if name not in self._recorded_names and not _called_by_rearview(frame):
             if is_of_session(name):
-                self._noted.add(name)
+                self._recorded_names.add(name)
             else:
                 self._write([name])
 
@@ -269,25 +271,30 @@ class EnvironmentReads:
         secrets: dict[str, bool] = {}
         for name in names:
             value = self._start.get(name)
-            if name in self._noted or is_of_session(name) or self._is_implied(name, value):
+            if name in self._recorded_names or is_of_session(name) or self._is_implied(name, value):
                 continue
             if class_of(name, value) is VariableClass.SECRET:
                 secrets[name] = value is not None
             else:
                 values[name] = value
-        self._noted.update(names)
+        self._recorded_names.update(names)
         if not (values or secrets or always):
             return
         with contextlib.suppress(OSError):  # the store was removed; the recorder reports that
             append_environment(self._folder, Environment(values, secrets, whole))
 
     def _is_implied(self, name: str, value: str | None) -> bool:
-        """Return True if no line is needed: readers assume that the variable was not set."""
+        """Return True if a variable need not be written: a missing line means that it was not set."""
         return value is None and (self._whole or is_read_by_libraries(name)) and is_restored(name)
 
-    def _started(self, event: str, args: tuple[Any, ...]) -> None:
-        own = event != "os.system" and args[-1] is not None
-        if not self._whole and not own and not _called_by_rearview(sys._getframe(1)):
+    def _process_started(self, event: str, args: tuple[Any, ...]) -> None:
+        """Record every variable as read if the program starts a process that inherits them."""
+        has_own_environment = event != "os.system" and args[-1] is not None
+        if (
+            not self._whole
+            and not has_own_environment
+            and not _called_by_rearview(sys._getframe(1))
+        ):
             self.read_all()
 
     def _watch_spawn(self, util: ModuleType) -> None:

@@ -1,18 +1,17 @@
-"""Files that the run writes and may read again later, such as `best.pt`, as part of its state.
+"""Files that a run writes and may read again later, such as `best.pt`: save and restore them with its state.
 
-A replay that skips the iterations in which a file was written would not find it. So files that the
-program wrote below the project are saved with each checkpoint, by content, and written into the
-replay's own tree when the checkpoint is restored. Outside the project this holds for files that the
-run has created or truncated: files that it only appends to may be shared with others and are left
-alone.
+A replay skips iterations, so a file that they wrote would be missing. For this reason, files that the program wrote
+inside the project are saved with each checkpoint, by content, and written into the tree of the replay when the
+checkpoint is restored. Outside the project this holds only for files that the run has created or truncated: a file
+that the run only appends to may be shared with other programs, and is not changed.
 
-Before a checkpoint, files that Python still buffers are flushed (`UnflushedFiles`), also those that only a
+Before a checkpoint, files with data in Python's buffers are flushed (`UnflushedFiles`), also files that only a
 logger or a CSV writer refers to.
 
-A resumed run executes its set-up again. A program that looks for its own checkpoint, creates a
-folder or appends to a log must then find the same files as the first time. So `OverwrittenFiles` records the
-previous content of each file before its first write, and puts it back before the program starts again; the files
-that it had written come back with the checkpoint.
+A resumed run executes its set-up again. A program that looks for its own checkpoint, creates a folder or appends to
+a log must then find the same files as the first time. So `OverwrittenFiles` records the previous content of each file
+before its first write, and restores it before the program starts again. The files as the program had written them
+are restored with the checkpoint.
 """
 
 from __future__ import annotations
@@ -36,37 +35,41 @@ from rearview.runtime.sandbox.entropy import after_import
 from rearview.runtime.sandbox.file_patches import replace_builtin
 from rearview.runtime.sandbox.program_inputs import listen, unnoticed, unrecorded_prefixes
 from rearview.state.codecs.open_files import transforms
-from rearview.store.checkpoints.find_written_files import PREFIX
-from rearview.store.files import append_line, close_to_others, make_folder, read_lines
+from rearview.store.checkpoints.checkpoints import FILE_PART
+from rearview.store.create_files import make_folder, set_store_mode
+from rearview.store.json_files import append_line, read_lines
 from rearview.store.project import FOLDER
 from rearview.store.runs import ABSENT, TRACES, TRACES_FORMAT
 
 _KINDS = frozenset({io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom})
 _SEARCHES = 20
-"""How often all objects are searched for open files that are not known yet."""
+"""Most searches of all objects for open files that are not known yet."""
 
 
 class UnflushedFiles:
-    """The files that the program holds open for writing."""
+    """Finds the files that the program has open for writing, and flushes them."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, str], list[weakref.ref[Any]]] = {}
+        self._buffers: dict[tuple[int, str], list[weakref.ref[Any]]] = {}
+        """By descriptor and path of an open file: the file objects that buffer its data."""
         self._searches = 0
 
     def flush(self, is_output: Callable[[str], bool]) -> None:
-        """Flush buffered data of the files for whose path `is_output` returns True."""
+        """Flush the buffers of open files for whose path `is_output` returns True."""
         open_files = {number: path for number, path in open_for_writing() if is_output(path)}
-        fresh = {number for number, path in open_files.items() if (number, path) not in self._known}
-        if fresh and self._searches < _SEARCHES:
+        unknown = {
+            number for number, path in open_files.items() if (number, path) not in self._buffers
+        }
+        if unknown and self._searches < _SEARCHES:
             self._searches += 1
-            for number in fresh:
-                self._known[number, open_files[number]] = []
+            for number in unknown:
+                self._buffers[number, open_files[number]] = []
             for file in [obj for obj in gc.get_objects() if type(obj) in _KINDS]:
                 number = _number(file)
-                if number in fresh:
-                    self._known[number, open_files[number]].append(weakref.ref(file))
+                if number in unknown:
+                    self._buffers[number, open_files[number]].append(weakref.ref(file))
         for number, path in open_files.items():
-            for reference in self._known.get((number, path), ()):
+            for reference in self._buffers.get((number, path), ()):
                 file = reference()
                 if file is not None and _number(file) == number:
                     with contextlib.suppress(OSError, ValueError):
@@ -75,14 +78,14 @@ class UnflushedFiles:
 
 
 def open_for_writing() -> Iterator[tuple[int, str]]:
-    """Yield number and path of each file that this process has open for writing."""
+    """Yield the descriptor and path of each file that this process has open for writing."""
     for name in os.listdir("/proc/self/fd") if Path("/proc/self/fd").is_dir() else ():  # noqa: PTH208
         try:
             path = os.readlink(f"/proc/self/fd/{name}")  # noqa: PTH115 - asked for every file
             if path[:1] == os.sep and fcntl.fcntl(int(name), fcntl.F_GETFL) & os.O_ACCMODE:
                 yield int(name), path
         except OSError:
-            continue  # the descriptor of the listing itself, or a file that another thread closed
+            continue  # the descriptor of the folder being listed, or a file that another thread has closed
 
 
 def _number(file: Any) -> int:
@@ -93,7 +96,7 @@ def _number(file: Any) -> int:
 
 
 LIMIT = 64 << 20
-"""Bytes of written files that a checkpoint includes; larger files are only named."""
+"""Most bytes of written files in one checkpoint; of a file that does not fit, only the name is saved."""
 NATIVE = {
     "torch": ("save:1", "load:0"),
     "safetensors.torch": ("save_file:1", "load_file:0"),
@@ -104,17 +107,17 @@ NATIVE = {
 }
 """Functions that open files in native code, with the position of the path among the arguments."""
 _BY_PATH = {"os.rename": 2, "os.remove": 1, "os.symlink": 2, "os.link": 2, "sqlite3.connect": 1}
-"""Audit events of other changes to files, with the number of paths; the last argument may be an open folder."""
+"""Audit events of other changes to files, with the number of paths; the last argument may be a folder's descriptor."""
 _BUFFERS = UnflushedFiles()
 _LINKS = ("os.symlink", "os.link")
-"""Of these events, only the second path is created; the first is the target of the link."""
+"""Events of which only the second path is created; the first path is the target of the link."""
 _NAMELESS: int = getattr(os, "O_TMPFILE", -1)
-"""Flag that opens a file without a name; the path of the event is that of its folder."""
+"""Flag that opens a file without a name: the event has the path of the folder."""
 _NOT_THE_PROGRAM = (FOLDER + os.sep, ".git" + os.sep)
 
 
 class Outputs:
-    """The files that this process has written, by path relative to `root`, or by full path outside."""
+    """The files that this process has written: paths relative to `root`, or full paths of files outside."""
 
     def __init__(
         self,
@@ -123,9 +126,9 @@ class Outputs:
         traces: OverwrittenFiles | None = None,
     ) -> None:
         self.deleting = deleting
-        """Called before the program removes the store itself."""
+        """Function to call before the program removes the store itself."""
         self.traces = traces
-        """Previous contents of files; None in a process that only joins a run."""
+        """Records the previous contents of files; None in a process that joined a run of another process."""
         self.root = root.rstrip(os.sep) + os.sep
         self._foreign = (os.path.realpath(self.root + FOLDER) + os.sep, *unrecorded_prefixes())
         self.pid = os.getpid()
@@ -135,7 +138,7 @@ class Outputs:
         self.contents: dict[str, tuple[tuple[int, ...], bytes]] = {}
 
     def install(self) -> None:
-        """Record every file that is opened for writing or renamed from now on."""
+        """Record every file that the program opens for writing, renames, links or removes from now on."""
         listen(self._on_event, "open", "os.mkdir", "shutil.rmtree", *_BY_PATH)
         for_native_paths(self._native)
 
@@ -146,19 +149,19 @@ class Outputs:
             path, mode, flags = args
             writes = isinstance(mode, str) and any(letter in mode for letter in "wax+")
             if writes:
-                self.note(path, emptied="w" in mode)
+                self.record_written(path, emptied="w" in mode)
             elif mode is None and isinstance(flags, int) and flags & os.O_ACCMODE:
                 if flags & _NAMELESS != _NAMELESS:
-                    self.note(path, emptied=bool(flags & os.O_TRUNC))
+                    self.record_written(path, emptied=bool(flags & os.O_TRUNC))
             elif self.written:
-                self._noted(path, OverwrittenFiles.reading, follow=True)
+                self._recorded_name(path, OverwrittenFiles.record_read, follow=True)
         elif event in _BY_PATH and not any(
             isinstance(argument, int) and argument >= 0 for argument in args[-1:]
         ):
             for path in args[event in _LINKS : _BY_PATH[event]]:
-                self.note(path, emptied=event != "os.remove", follow=False)
+                self.record_written(path, emptied=event != "os.remove", follow=False)
         elif event == "os.mkdir" and args[2] < 0:
-            self._noted(args[0], OverwrittenFiles.making)
+            self._recorded_name(args[0], OverwrittenFiles.record_mkdir)
         elif event == "shutil.rmtree" and self.deleting is not None:
             path = os.path.abspath(os.fsdecode(args[0])) + os.sep  # noqa: PTH100
             if f"{self.root}{FOLDER}{os.sep}".startswith(path) and os.getpid() == self.pid:
@@ -166,28 +169,30 @@ class Outputs:
 
     def _native(self, path: Any, mode: str) -> Any:
         if mode != "r":
-            self.note(path, emptied="w" in mode)
+            self.record_written(path, emptied="w" in mode)
         return path
 
-    def note(self, path: Any, *, emptied: bool = False, follow: bool = True) -> None:
-        """Remember a file if it belongs to the project, or if the run creates or truncates it.
+    def record_written(self, path: Any, *, emptied: bool = False, follow: bool = True) -> None:
+        """Record a file that the program writes, if it is inside the project, or if the run creates or truncates it.
 
-        With `follow`, a link leads to the file that is written.
+        With `follow`, the target of a link is recorded, and not the link.
         """
-        name = self._noted(
-            path, OverwrittenFiles.emptying if emptied else OverwrittenFiles.writing, follow=follow
+        name = self._recorded_name(
+            path,
+            OverwrittenFiles.record_truncation if emptied else OverwrittenFiles.record_write,
+            follow=follow,
         )
         if name and (name[0] != os.sep or (self.traces is not None and self.traces.owns(name))):
             self.written[name] = None
 
-    def _noted(
+    def _recorded_name(
         self, path: Any, act: Callable[[OverwrittenFiles, str], None], *, follow: bool = False
     ) -> str:
-        """Call `act` on the traces for a path of the program; return the name of the file, or ""."""
+        """Call `act(self.traces, name)` for a path; return this name, or "" if the file is not recorded."""
         if isinstance(path, int) or os.getpid() != self.pid:
             return ""
         try:
-            full = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - folders stay as spelt
+            full = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - links in folders are not resolved
             if follow and os.path.islink(full):  # noqa: PTH114 - asked for every file: no objects
                 full = os.path.realpath(full)
         except (TypeError, ValueError, OSError):
@@ -200,24 +205,24 @@ class Outputs:
                 with unnoticed():
                     act(self.traces, name)
             except (OSError, ValueError):
-                self.traces = None  # the program must be able to write a file that cannot be noted
+                self.traces = None  # an error here must not keep the program from writing
         return name
 
     def parts(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the contents to save by key, and facts about the files.
+        """Return the contents of written files to save, by key, and facts about the files.
 
-        The facts are the deleted files, the files that are too large, the folders and the links that
-        the run created, each link with its target.
+        The facts are the deleted files, the files that are too large, the folders and the links that the run created,
+        each link with its target.
         """
-        with self._ourselves():
+        with self._not_by_program():
             _BUFFERS.flush(lambda path: path.removeprefix(self.root) in self.written)
             return self._parts()
 
-    def bring_back(self, names: Iterable[str]) -> None:
+    def restore_large_files(self, names: Iterable[str]) -> None:
         """Restore files that are too large for a checkpoint, when the checkpoint is reached."""
         if self.traces is not None:
-            with self._ourselves():
-                self.traces.bring_back(names)
+            with self._not_by_program():
+                self.traces.restore_large_files(names)
 
     def ended(self, *, well: bool) -> None:
         """Clean up at the end of the run; later writes do not belong to the program."""
@@ -226,7 +231,8 @@ class Outputs:
             self.traces.ended(well=well)
 
     @contextlib.contextmanager
-    def _ourselves(self) -> Iterator[None]:
+    def _not_by_program(self) -> Iterator[None]:
+        """While the body runs, do not record file accesses: Rearview makes them."""
         self.busy = True
         try:
             yield
@@ -236,8 +242,8 @@ class Outputs:
     def _parts(self) -> tuple[dict[str, Any], dict[str, Any]]:
         buffers: dict[str, Any] = {}
         links: dict[str, str] = {}
-        gone: list[str] = []
-        large: list[str] = []
+        deleted_names: list[str] = []
+        large_names: list[str] = []
         total = 0
         for relative in list(self.written):
             path = Path(self.root, relative)
@@ -248,28 +254,33 @@ class Outputs:
                     continue
                 if not stat.S_ISREG(status.st_mode):
                     continue
-                mark = (status.st_ino, status.st_size, status.st_mtime_ns)
+                signature = (status.st_ino, status.st_size, status.st_mtime_ns)
                 if total + status.st_size > LIMIT:
-                    large.append(relative)
+                    large_names.append(relative)
                     continue
                 saved = self.contents.get(relative)
-                if saved is None or saved[0] != mark:
-                    saved = (mark, path.read_bytes())
+                if saved is None or saved[0] != signature:
+                    saved = (signature, path.read_bytes())
                     self.contents[relative] = saved
             except (OSError, ValueError):
-                gone.append(relative)
+                deleted_names.append(relative)
                 if relative[0] == os.sep:
                     del self.written[relative]  # a deleted temporary file; there may be thousands
                 continue
             total += status.st_size
-            buffers[PREFIX + relative] = saved[1]
+            buffers[FILE_PART + relative] = saved[1]
         folders = self.traces.folders if self.traces is not None else ()
         existing = [folder for folder in folders if Path(self.root, folder).is_dir()]
-        facts = {"gone": gone, "large": large, "folders": existing, "links": links}
-        return buffers, {name: status for name, status in facts.items() if status}
+        facts = {
+            "gone": deleted_names,
+            "large": large_names,
+            "folders": existing,
+            "links": links,
+        }
+        return buffers, {name: value for name, value in facts.items() if value}
 
 
-def put_back(
+def restore_files(
     keys: Iterable[str],
     load: Callable[[str], Any],
     facts: Mapping[str, Any],
@@ -279,14 +290,15 @@ def put_back(
 ) -> None:
     """Restore the files of a checkpoint, except those in `shared`.
 
-    `place` returns the real path for a path to be written; names are relative to `root`.
+    `keys` and `facts` are those that `Outputs.parts` returned, with names relative to `root`; `load` returns the
+    content of a key, `place` the real path for a path that is to be written.
     """
     for name in facts.get("folders", ()):
         Path(root, name).mkdir(parents=True, exist_ok=True)
-    names = {key: key.removeprefix(PREFIX) for key in keys if key.startswith(PREFIX)}
+    names = {key: key.removeprefix(FILE_PART) for key in keys if key.startswith(FILE_PART)}
     files = {key: place(str(Path(root, name))) for key, name in names.items() if name not in shared}
     real = {os.path.realpath(path) for path in files.values()}
-    _BUFFERS.flush(real.__contains__)  # data that the set-up has written must not come later
+    _BUFFERS.flush(real.__contains__)  # data that the set-up has buffered must not be written later
     for key, path in files.items():
         target = Path(path)
         data = bytes(load(key))
@@ -295,30 +307,31 @@ def put_back(
         elif target.is_file() and target.read_bytes() == data:
             continue
         target.parent.mkdir(parents=True, exist_ok=True)
-        # written in place: the program may have the file open
+        # the file is changed in place, because the program may have it open
         with open(target, "r+b" if target.is_file() else "wb") as file:  # noqa: PTH123
             file.write(data)
             file.truncate()
     for name in facts.get("gone", ()):
         with contextlib.suppress(IsADirectoryError):
             Path(root, name).unlink(missing_ok=True)
-    for name, led in facts.get("links", {}).items():
-        _link(Path(root, name), led)
+    for name, target_path in facts.get("links", {}).items():
+        _link(Path(root, name), target_path)
     if files:
         _to_the_end(real)
 
 
-def _link(path: Path, led: str) -> None:
-    if not path.is_symlink() or str(path.readlink()) != led:
+def _link(path: Path, target: str) -> None:
+    """Make `path` a symbolic link to `target`."""
+    if not path.is_symlink() or str(path.readlink()) != target:
         path.unlink(missing_ok=True)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.symlink_to(led)
+        path.symlink_to(target)
 
 
 def _to_the_end(paths: set[str]) -> None:
-    """Move open files to their end, also those that only a logger refers to.
+    """Move the position in open files to the end, also in files that only a logger refers to.
 
-    The restore of the state then sets the files that it knows to their exact position.
+    When the state is restored later, files in the state get their exact position.
     """
     for number, path in open_for_writing():
         if path in paths:
@@ -327,15 +340,17 @@ def _to_the_end(paths: set[str]) -> None:
 
 
 def for_native_paths(act: Callable[[Any, str], Any]) -> None:
-    """Call `act(path, mode)` for functions that open files in native code; it returns the path to use.
+    """Patch functions that open files in native code: they use the path that `act(path, mode)` returns.
 
-    `mode` is the mode that `open` would get.
+    `mode` is the mode that would be passed to `open`.
     """
     for module, functions in NATIVE.items():
-        after_import(module, functools.partial(_wrap, functions=functions, act=act))
+        after_import(module, functools.partial(_wrap_functions, functions=functions, act=act))
 
 
-def _wrap(module: ModuleType, *, functions: Iterable[str], act: Callable[[Any, str], Any]) -> None:
+def _wrap_functions(
+    module: ModuleType, *, functions: Iterable[str], act: Callable[[Any, str], Any]
+) -> None:
     for function in functions:
         dotted, _, position = function.partition(":")
         *owners, name = dotted.split(".")
@@ -344,10 +359,11 @@ def _wrap(module: ModuleType, *, functions: Iterable[str], act: Callable[[Any, s
             owner = getattr(owner, part, None)
         real = getattr(owner, name, None)
         if real is not None:
-            setattr(owner, name, _acting(real, int(position), act))
+            setattr(owner, name, _wrapped(real, int(position), act))
 
 
-def _acting(real: Callable[..., Any], position: int, act: Callable[[Any, str], Any]) -> Any:
+def _wrapped(real: Callable[..., Any], position: int, act: Callable[[Any, str], Any]) -> Any:
+    """Return `real`, whose argument at a position is a path, changed to use the path that `act` returns."""
     saves = real.__name__.startswith("save")
 
     @functools.wraps(real)
@@ -366,33 +382,36 @@ def _acting(real: Callable[..., Any], position: int, act: Callable[[Any, str], A
 
 
 MAX_SET_ASIDE = 64 << 20
-"""Bytes of previous contents that are kept; larger files are not restored."""
+"""Most bytes of previous contents that are kept; a file that does not fit is not restored."""
 _LARGE = "large"
 _LINK = "link"
 
 
 @dataclass
 class OverwrittenFiles:
-    """The files and folders that one run has changed; kept in the run's folder.
+    """The files and folders that one run has changed, recorded in the folder of the run.
 
-    Files outside the project have their full path, and count only if the run created or truncated
-    them.
+    A file outside the project is recorded by its full path, and restored only if the run created or truncated it.
     """
 
     folder: Path
     root: str
     looping: Callable[[], bool] = lambda: False
+    """Function that returns True if a loop of the program is running."""
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By path: the recorded facts about a file before its first write."""
     folders: dict[str, None] = field(default_factory=dict)
+    """Folders that the run has created."""
     read: set[str] = field(default_factory=set)
+    """Files that the run has written and then read."""
     shared: set[str] = field(default_factory=set)
     """Files outside the project that another program has written."""
-    kept: int = 0
-    """Bytes kept so far."""
+    kept_bytes: int = 0
+    """Bytes of previous contents that are kept so far."""
 
     @classmethod
     def of(cls, folder: Path, root: str, looping: Callable[[], bool]) -> OverwrittenFiles:
-        """Return the files of a run, with those that an earlier process of it recorded."""
+        """Return the changed files of a run, including files that an earlier process of the run recorded."""
         files = cls(folder, root, looping)
         for line in read_lines(folder / TRACES, TRACES_FORMAT):
             if "folder" in line:
@@ -405,7 +424,7 @@ class OverwrittenFiles:
 
     @property
     def aside(self) -> Path:
-        """Folder for files of the run while a resumed run repeats its set-up."""
+        """Folder to which files of the run are moved while a resumed run repeats its set-up."""
         return self.folder / "aside"
 
     def was_created(self, name: str) -> bool:
@@ -413,24 +432,24 @@ class OverwrittenFiles:
         return bool(self.files.get(name, {}).get("was") == ABSENT)
 
     def owns(self, name: str) -> bool:
-        """Return True if only the run has written this file."""
+        """Return True if the run has created or truncated this file."""
         return self.was_created(name) or bool(self.files.get(name, {}).get("emptied"))
 
-    def absent(self) -> list[str]:
+    def created_paths(self) -> list[str]:
         """Return the full paths of files and folders that did not exist before the run."""
         names = [*self.folders, *(name for name in self.files if self.was_created(name))]
         return [os.path.join(self.root, name) for name in names]  # noqa: PTH118
 
-    def _home(self, name: str) -> Path:
-        """Return the path at which a file is kept until the run ends, on the same disk because it may be large."""
+    def _path_aside(self, name: str) -> Path:
+        """Return the path to which a file, which may be large, is moved on its disk while the set-up is repeated."""
         path = Path(name)
         return path.with_name(f".{path.name}.rearview") if path.is_absolute() else self.aside / path
 
-    def emptying(self, relative: str) -> None:
+    def record_truncation(self, relative: str) -> None:
         """Record a file before it is truncated for the first time."""
-        self.writing(relative, emptied=True)
+        self.record_write(relative, emptied=True)
 
-    def writing(self, relative: str, *, emptied: bool = False) -> None:
+    def record_write(self, relative: str, *, emptied: bool = False) -> None:
         """Record a file before it is written for the first time."""
         if relative in self.files or "__pycache__" in relative:
             return
@@ -448,36 +467,38 @@ class OverwrittenFiles:
             belongs_to_run = emptied or relative[0] != os.sep
             if path.is_symlink() and belongs_to_run:
                 line |= {"was": _LINK, "led": str(path.readlink())}
-            elif path.is_file() and self.kept + size <= MAX_SET_ASIDE and belongs_to_run:
-                self.kept += size
+            elif path.is_file() and self.kept_bytes + size <= MAX_SET_ASIDE and belongs_to_run:
+                self.kept_bytes += size
                 line["was"] = f"{len(self.files)}"
                 make_folder(self.folder / "before")
                 shutil.copyfile(path, self.folder / "before" / line["was"])
-                close_to_others(self.folder / "before" / line["was"])
+                set_store_mode(self.folder / "before" / line["was"])
         append_line(self.folder / TRACES, line)
 
-    def making(self, relative: str) -> None:
+    def record_mkdir(self, relative: str) -> None:
         """Record a folder that is about to be created."""
         if relative not in self.folders and not Path(self.root, relative).exists():
             self.folders[relative] = None
             append_line(self.folder / TRACES, {"format": TRACES_FORMAT, "folder": relative})
 
-    def reading(self, relative: str) -> None:
+    def record_read(self, relative: str) -> None:
         """Record that the program reads a file that it has written."""
         if relative in self.files and relative not in self.read:
             self.read.add(relative)
             append_line(self.folder / TRACES, {"format": TRACES_FORMAT, "read": relative})
 
-    def take_away(self, *, data: bool, last_sign_of_life: float = float("inf")) -> set[str]:
-        """Restore the files to their state at the start of the run.
+    def restore_initial_files(
+        self, *, data: bool, last_sign_of_life: float = float("inf")
+    ) -> set[str]:
+        """Restore the files as they were at the start of the run; return folders of the run that still exist.
 
-        A file that the program wrote before its first loop and read again, such as a downloaded data
-        set, is removed only with `data`: creating it again may take long, and a run that continues
-        from a checkpoint does not need that. A file outside the project that was written after
-        `last_sign_of_life` of the run stays too: another program wrote it. Return the folders that the run created and that still exist.
+        A file that the program wrote before its first loop and read again, such as a downloaded data set, is removed
+        only if `data` is True: creating it again may take long, and a run that continues from a checkpoint does not
+        need that. A file outside the project that was written after the `last_sign_of_life` of the run stays as well,
+        because another program wrote it.
         """
         for relative, line in self.files.items():
-            path, home = Path(self.root, relative), self._home(relative)
+            path, path_aside = Path(self.root, relative), self._path_aside(relative)
             kept_in_place = line["was"] == _LARGE and not line.get("emptied")
             if kept_in_place or (not data and self._is_data(relative)):
                 continue
@@ -489,11 +510,11 @@ class OverwrittenFiles:
                 self.shared.add(relative)
                 continue
             exists = path.is_file() or path.is_symlink()
-            if exists and os.path.lexists(home):
-                path.unlink()  # written by a process that got less far than the one before it
+            if exists and os.path.lexists(path_aside):
+                path.unlink()  # the file aside is of an earlier process of the run, which got further
             elif exists:
-                home.parent.mkdir(parents=True, exist_ok=True)
-                shutil.move(path, home)
+                path_aside.parent.mkdir(parents=True, exist_ok=True)
+                shutil.move(path, path_aside)
             if line["was"] == _LINK:
                 path.symlink_to(line["led"])
             elif line["was"] not in {ABSENT, _LARGE}:
@@ -503,50 +524,53 @@ class OverwrittenFiles:
             try:
                 Path(self.root, relative).rmdir()
             except OSError:
-                continue  # not empty, or absent
+                continue  # the folder is not empty, or does not exist
         return {folder for folder in self.folders if Path(self.root, folder).is_dir()}
 
-    def data(self) -> list[str]:
-        """Return the files that were written before the first loop and read again."""
+    def data_files(self) -> list[str]:
+        """Return the files that the program wrote before its first loop and read again."""
         return [name for name in self.files if self._is_data(name)]
 
     def _is_data(self, name: str) -> bool:
         return not self.files[name]["loop"] and name in self.read
 
-    def bring_back(self, relatives: Iterable[str]) -> None:
+    def restore_large_files(self, relatives: Iterable[str]) -> None:
         """Restore files that are too large for a checkpoint, when the checkpoint is reached."""
         for relative in relatives:
-            home, path = self._home(relative), Path(self.root, relative)
-            if home.is_file() or home.is_symlink():
+            path_aside, path = self._path_aside(relative), Path(self.root, relative)
+            if path_aside.is_file() or path_aside.is_symlink():
                 path.parent.mkdir(parents=True, exist_ok=True)
-                if path.exists() and not home.is_symlink():
-                    shutil.copyfile(home, path)  # in place: the program may have the file open
+                if path.exists() and not path_aside.is_symlink():
+                    # the file is changed in place, because the program may have it open
+                    shutil.copyfile(path_aside, path)
                 else:
-                    shutil.move(home, path)
+                    shutil.move(path_aside, path)
         self._delete_set_aside()
 
     def ended(self, *, well: bool) -> None:
-        """Delete the kept files if the run has ended for good; else put back the ones it lacks."""
+        """Delete the files kept aside if the run ended `well`; else move back each file that does not exist now."""
         if well:
             self._delete_set_aside()
             shutil.rmtree(self.folder / "before", ignore_errors=True)
-        elif any(os.path.lexists(self._home(name)) for name in self.files):
-            self.bring_back([n for n in self.files if not os.path.lexists(Path(self.root, n))])
+        elif any(os.path.lexists(self._path_aside(name)) for name in self.files):
+            self.restore_large_files(
+                [n for n in self.files if not os.path.lexists(Path(self.root, n))]
+            )
 
     def _delete_set_aside(self) -> None:
         shutil.rmtree(self.aside, ignore_errors=True)
         for name in self.files:
             if name[0] == os.sep and self.owns(name):
-                self._home(name).unlink(missing_ok=True)
+                self._path_aside(name).unlink(missing_ok=True)
 
 
-def allow_making_again(folders: set[str], root: str) -> None:
-    """Let the program create each of these folders once more, although it exists."""
+def allow_mkdir_again(folders: set[str], root: str) -> None:
+    """Let `os.mkdir` succeed once for each of these folders, although the folder exists."""
 
     def make(real: Any) -> Any:
         def mkdir(path: Any, *args: Any, **kwargs: Any) -> None:
             if folders and not isinstance(path, int):
-                full = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - links stay as spelt
+                full = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - links are not resolved
                 name = full.removeprefix(root)
                 if name in folders:
                     folders.discard(name)

@@ -43,7 +43,7 @@ from rearview.runtime.saving.staging import Staged
 from rearview.store.checkpoints.checkpoints import OBJECT_FROM
 from rearview.store.checkpoints.manifest import SLICE
 from rearview.store.checkpoints.objects import as_bytes
-from rearview.store.files import ALIGN
+from rearview.store.create_files import ALIGN
 
 SAMPLES, SAMPLE = 16, 64
 """Number of samples that are compared in a buffer, and bytes of each sample."""

@@ -32,7 +32,7 @@ from rearview.runtime.saving.policy import (
     Saved,
     SaveDecision,
 )
-from rearview.store.files import make_folder, publish
+from rearview.store.create_files import make_folder, publish
 from rearview.store.machine import cores
 from rearview.store.project import Project
 

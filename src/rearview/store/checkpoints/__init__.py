@@ -1,1 +1,1 @@
-"""Checkpoints at rest: objects by content, manifests, compression, garbage collection."""
+"""Checkpoints on disk: objects that are named by the hash of their content, manifests, compression."""

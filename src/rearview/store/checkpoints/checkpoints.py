@@ -1,9 +1,9 @@
-"""Save, list, load and delete the checkpoints of a project.
+"""Save, list, load and delete the checkpoints of a project, and find in them the files that a run wrote.
 
-A save writes the parts of a checkpoint first and its manifest last, so a checkpoint exists only when all
-of it does. While it runs, a small file (`save_in_flight`) tells garbage collection to spare objects that no
-manifest names yet. The file holds the identity of the process, so that one left by a killed process is
-recognised; no process ever waits for it.
+A save writes the parts of a checkpoint first and its manifest last, so that a checkpoint exists only if all its
+parts do. During a save, a small file (`save_in_flight`) tells garbage collection to spare objects that no
+manifest names yet. The small file holds the identity of the process that saves, so that garbage collection can
+tell if the process was killed. No process ever waits for another one.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rearview.errors import DamagedError, StoreError, UsageError
-from rearview.model import Checkpoint, ObjectRef, Part, Snapshot
+from rearview.model import Checkpoint, ObjectRef, Part, Run, Snapshot
 from rearview.store.checkpoints.compression import CompressionPolicy
 from rearview.store.checkpoints.manifest import (
     INLINE,
@@ -34,16 +34,18 @@ from rearview.store.checkpoints.manifest import (
     unseal,
 )
 from rearview.store.checkpoints.objects import Batch, HashAhead, Objects, as_bytes, digest
-from rearview.store.files import make_folder, open_file, write_error
+from rearview.store.create_files import make_folder, open_file, write_error
+from rearview.store.json_files import read_lines
 from rearview.store.machine import is_certainly_dead, process_identity
 from rearview.store.project import Project
+from rearview.store.runs import ABSENT, TRACES, TRACES_FORMAT, Runs
 
 READERS = 2
-"""Threads that load parts: while one waits for the disk, the other hashes."""
+"""Threads that load parts: while one thread waits for the disk, the other thread hashes."""
 OBJECT_FROM = 1 << 20
-"""Parts of at least this many bytes are separate object files; smaller ones share a pack."""
+"""Parts of at least this many bytes are stored as object files; smaller parts share a pack."""
 DIRECT_PACK = 64 << 20
-"""Packs of at least this many bytes bypass the page cache."""
+"""Packs of at least this many bytes are written directly to the disk, without the page cache."""
 
 _log = logging.getLogger("rearview")
 
@@ -51,24 +53,24 @@ _log = logging.getLogger("rearview")
 class Checkpoints:
     """The checkpoints of one project. Any number of processes may save and load at once.
 
-    `compression` decides which large parts to compress; without it none are.
+    `compression` decides which large parts to compress. If it is None, no part is compressed.
     """
 
     def __init__(self, project: Project, compression: CompressionPolicy | None = None) -> None:
         self.project = project
         self.objects = Objects(project)
         self.hashing = 0.0
-        """Processor seconds that saves have used to hash."""
+        """Processor seconds that all saves have used to hash."""
         self._compression = compression
         self._read_before: dict[str, dict[tuple[str, int], Checkpoint]] = {}
-        """Checkpoints already read: by run, then by name and inode of the manifest."""
+        """Checkpoints that were read before: mapping from run to name and inode of the manifest to checkpoint."""
 
     def save(self, snapshot: Snapshot, parts: Iterable[Part]) -> Checkpoint:
         """Save `parts` as the checkpoint that `snapshot` describes.
 
-        When this returns, the checkpoint survives a power cut. Until then it does not exist, and
-        nothing that existed before has changed. The buffers of `snapshot` are not read: `parts` are
-        the copies of them.
+        When this returns, the checkpoint survives a power cut. Until then, readers do not find the checkpoint.
+        Earlier checkpoints are never changed. The buffers of `snapshot` are not read, because `parts` are copies
+        of these buffers.
         """
         body = ManifestBody(
             run=snapshot.run,
@@ -94,14 +96,14 @@ class Checkpoints:
         folder = self.project.checkpoints / run
         try:
             with os.scandir(folder) as entries:
-                # a manifest that was replaced has the same name and another inode
+                # a repaired manifest has the same name as before, but another inode
                 names = sorted(
                     (entry.name, entry.inode()) for entry in entries if _is_manifest(entry.name)
                 )
         except FileNotFoundError:
             return []
         read_before = self._read_before.setdefault(run, {})
-        fresh: dict[tuple[str, int], Checkpoint] = {}
+        checkpoints: dict[tuple[str, int], Checkpoint] = {}
         for name in names:
             try:
                 checkpoint = read_before.get(name) or self._read(folder / name[0])
@@ -110,19 +112,19 @@ class Checkpoints:
                 _log.warning("%s", exc)
                 continue
             if checkpoint is not None:
-                fresh[name] = checkpoint
-        self._read_before[run] = fresh
-        return sorted(fresh.values(), key=lambda checkpoint: checkpoint.seq)
+                checkpoints[name] = checkpoint
+        self._read_before[run] = checkpoints
+        return sorted(checkpoints.values(), key=lambda checkpoint: checkpoint.seq)
 
     def runs(self) -> list[str]:
-        """Return the runs that have checkpoints."""
+        """Return the ids of the runs that have checkpoints."""
         try:
             return sorted(entry.name for entry in os.scandir(self.project.checkpoints))
         except FileNotFoundError:
             return []
 
     def get(self, id: str) -> Checkpoint:  # noqa: A002 - the word of the model
-        """Return the checkpoint `id`."""
+        """Return the checkpoint `id`; raise if it does not exist or is damaged."""
         path = self._path(id)
         checkpoint = self._read(path)
         if checkpoint is None:
@@ -135,22 +137,22 @@ class Checkpoints:
         return checkpoint
 
     def table(self, checkpoint: Checkpoint) -> ObjectRef | None:
-        """Return the reference of the table of parts, if it is not in the manifest itself."""
+        """Return the reference of the table of parts, or None if the table is in the manifest itself."""
         parts = checkpoint.parts
         return parts.table if isinstance(parts, LazyParts) else None
 
     def files(self, checkpoint: Checkpoint) -> set[Path]:
-        """Return the files that hold the parts of a checkpoint, and the table of its parts."""
+        """Return the files that a checkpoint needs: they hold its parts and the table of its parts."""
         table = self.table(checkpoint)
         refs = [*checkpoint.parts.values(), *([] if table is None else [table])]
         return {self.objects.file(ref) for ref in refs}
 
     def load(self, checkpoint: Checkpoint) -> LoadedCheckpoint:
-        """Return the parts of `checkpoint`; each is read on access."""
+        """Return the parts of `checkpoint` as a mapping that reads a part when it is accessed."""
         return LoadedCheckpoint(self.objects, checkpoint)
 
     def delete(self, id: str) -> None:  # noqa: A002 - the word of the model
-        """Remove the checkpoint `id`; the next garbage collection frees what only it used."""
+        """Remove the checkpoint `id`; the next garbage collection removes the files that no other checkpoint uses."""
         self._path(id).unlink(missing_ok=True)
 
     def _save(self, batch: Batch, body: ManifestBody, parts: Iterable[Part]) -> Checkpoint:
@@ -173,7 +175,7 @@ class Checkpoints:
             body.nbytes = sum(ref.nbytes for ref in refs.values())
         body.stored = batch.stored
         manifest = seal(encode(body))
-        # the manifest comes last in the batch, so that it gets its name last
+        # the manifest is the last file of the batch, so that it is the last to get its name
         with batch.sink(self._path(f"{body.run}/{body.seq}"), size=0) as sink:
             sink.write(memoryview(manifest))
         batch.commit()
@@ -205,7 +207,10 @@ class Checkpoints:
             pack.close(encode(body))
 
     def _reuse(self, ref: ObjectRef, touched: set[str]) -> ObjectRef:
-        """Return `ref` with its file marked as in use; raise if the file is gone."""
+        """Mark the file of `ref` as in use and return `ref`; raise if the file does not exist.
+
+        `touched` remembers the files that were marked before.
+        """
         file = ref.pack or ref.oid
         if file not in touched:
             if not self.objects.touch(ref):
@@ -219,7 +224,10 @@ class Checkpoints:
         return ref
 
     def _hashed(self, parts: Iterable[Part]) -> Iterator[tuple[Part, memoryview, ObjectRef | None]]:
-        """Yield each part with its bytes; large ones with their reference, hashed ahead on a thread."""
+        """Yield each part with its bytes and its reference, or None as reference if the part is small.
+
+        Large parts are hashed on a thread, while the caller writes the part before.
+        """
         listed = [(part, _view(part)) for part in parts]
         large = [view for _, view in listed if len(view) >= OBJECT_FROM]
         with HashAhead(large) as ahead:
@@ -253,22 +261,22 @@ class Checkpoints:
 
 
 class LoadedCheckpoint(Mapping[str, memoryview]):
-    """The parts of one checkpoint, each read and checked against its hash on access."""
+    """A mapping of the parts of one checkpoint; a part is read, and checked against its hash, when it is accessed."""
 
     def __init__(self, objects: Objects, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
         self._objects = objects
 
     def __getitem__(self, key: str) -> memoryview:
-        """Return the bytes of part `key`, in new memory."""
+        """Return the bytes of the part `key`, in new memory."""
         return memoryview(self._objects.get(self._ref(key)))
 
     def read_into(self, key: str, buffer: Any) -> None:
-        """Fill `buffer` with part `key`, without another copy."""
+        """Fill `buffer` with the bytes of the part `key`, without another copy in memory."""
         self._objects.read_into(self._ref(key), buffer)
 
     def fill(self, buffers: Mapping[str, Any]) -> None:
-        """Fill each buffer with the part of its key, on several threads."""
+        """Fill each of the `buffers`, which are given by the key of their part, on several threads."""
         # largest first, so that the threads end at the same time
         work = sorted(buffers, key=lambda key: -self._ref(key).nbytes)
         if len(work) < 2:
@@ -280,12 +288,12 @@ class LoadedCheckpoint(Mapping[str, memoryview]):
                 pass
 
     def prefetch(self) -> None:
-        """Ask the kernel to read the files into memory, while the program still sets up."""
+        """Ask the kernel to read the files of all parts into memory, while the program is still in its set-up."""
         for path in {self._objects.file(ref) for ref in self.checkpoint.parts.values()}:
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except OSError:
-                continue  # reported when the part is read
+                continue  # the error is reported when the part is read
             try:
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_WILLNEED)
             finally:
@@ -336,7 +344,7 @@ def _is_manifest(name: str) -> bool:
 
 @contextlib.contextmanager
 def save_in_flight(project: Project) -> Iterator[None]:
-    """Announce that this process puts objects that no manifest names yet."""
+    """Announce, for the time of the `with` block, that this process stores objects that no manifest names yet."""
     path = project.writing / f"{os.getpid()}-{os.urandom(8).hex()}"
     try:
         fd = _create_announcement(path)
@@ -355,7 +363,10 @@ def save_in_flight(project: Project) -> Iterator[None]:
 
 
 def earliest_start(project: Project, now: float) -> float:
-    """Return when the oldest save in flight began, or `now`; remove the files of dead processes."""
+    """Return the time at which the oldest save in flight began, or `now` if there is none.
+
+    Announcements of dead processes are removed.
+    """
     first = now
     try:
         paths = list(project.writing.iterdir())
@@ -378,5 +389,95 @@ def _is_abandoned(path: Path) -> bool:
     try:
         identity = json.loads(path.read_bytes())
     except ValueError:
-        identity = {}  # just created, cut off by a kill, or of an older Rearview: spared for a day
+        identity = {}  # just created, cut off by a kill, or of an older Rearview: believed for a day
     return is_certainly_dead(identity, path)
+
+
+FILE_PART = "file:"
+"""Beginning of the key of a part that holds a file which the run wrote; the path of the file follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFile:
+    """A file that a run wrote."""
+
+    path: str
+    """Path relative to the root of the project, or absolute if the file is outside of the project."""
+    made: bool
+    """Whether the run created the file."""
+    nbytes: int | None
+    """Current size of the file in bytes, or None if it does not exist."""
+    in_place: bool
+    """Whether the file has not changed since the run."""
+    kept_at: str | None
+    """Point of the last checkpoint of the run, or None if this checkpoint does not hold the file."""
+
+
+def written_files(run: Run, root: Path, runs: Runs, checkpoints: Checkpoints) -> list[RunFile]:
+    """Return the files that a run wrote, in the order of the first write to each."""
+    written: dict[str, bool] = {}
+    for line in read_lines(runs.folder(run.id) / TRACES, TRACES_FORMAT):
+        if "path" in line:
+            written.setdefault(str(line["path"]), line.get("was") == ABSENT)
+    last = checkpoints.of(run.id)[-1:]
+    files = []
+    for path, is_new in written.items():
+        size, in_place = _in_project(run, root / path)
+        kept_at = next(
+            (_point_of(checkpoint) for checkpoint in last if FILE_PART + path in checkpoint.parts),
+            None,
+        )
+        files.append(RunFile(path, is_new, size, in_place, kept_at))
+    return files
+
+
+def written_content(
+    run: Run, path: str, root: Path, checkpoints: Checkpoints, at: str | None = None
+) -> tuple[bytes, str]:
+    """Return the content of a file that a run wrote, and a phrase that says where the content comes from.
+
+    Without `at`, the content is read from the project, if the file has not changed since the run; else from the
+    last checkpoint that holds the file. With `at`, it is read from the checkpoint at this point.
+    """
+    if at is None and _in_project(run, root / path)[1]:
+        return (root / path).read_bytes(), "as the run left it"
+    holding = [
+        checkpoint for checkpoint in checkpoints.of(run.id) if FILE_PART + path in checkpoint.parts
+    ]
+    matching = [checkpoint for checkpoint in holding if at is None or _point_of(checkpoint) == at]
+    if not matching:
+        raise UsageError(f"{_missing_message(run, path, at)} {_remedy(holding)}", slug="no-file")
+    data = bytes(checkpoints.load(matching[-1])[FILE_PART + path])
+    return data, f"as it was at {_point_of(matching[-1])}"
+
+
+def _missing_message(run: Run, path: str, at: str | None) -> str:
+    if at is not None:
+        return f"No checkpoint of run {run.id} holds {path} at {at}."
+    return (
+        f"What run {run.id} wrote to {path} is not stored: the file was removed or changed since, and no "
+        "checkpoint holds it."
+    )
+
+
+def _remedy(holding: Sequence[Checkpoint]) -> str:
+    points = list(dict.fromkeys(map(_point_of, holding)))
+    if points:
+        return f"Checkpoints hold it at {', '.join(points[-6:])}."
+    return "Run the program again to create it: `rearview run`."
+
+
+def _point_of(checkpoint: Checkpoint) -> str:
+    return str(checkpoint.point) or "the end"
+
+
+def _in_project(run: Run, file: Path) -> tuple[int | None, bool]:
+    """Return the size of a file (None if the file does not exist), and whether the run was the last to write to it."""
+    try:
+        status = file.stat()
+    except OSError:
+        return None, False
+    ended = run.ended if run.ended is not None else float("inf")
+    # file times lag behind the clock a little
+    written_by_run = run.started - 1 <= status.st_mtime <= ended
+    return status.st_size, written_by_run and file.is_file()

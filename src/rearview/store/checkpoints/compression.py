@@ -7,8 +7,8 @@
     bytes of the content          u64
     a zstd frame                  the content; its window is at most 1 MB
 
-All numbers are little endian; `zstd -dc` reads the file. An object is named by the hash of its content,
-compressed or not. The policy decides from a sample of the object and the recent speed of the disk.
+All numbers are little endian; `zstd -dc` reads the file. The name of an object is the hash of its uncompressed
+content. The policy decides from a sample of the object and the recent speed of the disk.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from rearview.errors import StoreError
 _HEAD = struct.Struct("<II8sQ")
 _KIND = (0x184D2A50, 16, b"RVZSTD01")
 MARK = _HEAD.pack(*_KIND, 0)[:-8]
-"""First bytes of every compressed object; plain content that begins so is compressed as well."""
+"""First bytes of every compressed object. Content that itself begins with these bytes is always compressed."""
 LEVEL = 1
-"""Fastest of the ordinary levels: training runs on the same processor."""
+"""Level of zstd: the fastest ordinary level, because training runs on the same processor."""
 WINDOW_BITS = 20
-"""Bits of the window: it bounds the memory of a reader for any file."""
+"""Bits of the window of zstd. It bounds the memory that a reader needs, even for a malicious file."""
 INPUT_CHUNK = 1 << 20
-"""Bytes compressed, or read from the file, at once."""
+"""Bytes that are compressed, or read from a file, at a time."""
 OUTPUT_CHUNK = 128 << 10
-"""Bytes of content decompressed at once."""
+"""Bytes of content that are decompressed at a time."""
 SMALL_ENOUGH = 0.5
 """Objects that compress to this share of their size or less are compressed to save space."""
 TOO_LARGE = 0.7
-"""Objects that compress to more than this share are never compressed: trained weights and moments (0.92
-to 0.96, in bfloat16 0.78) would cost processor time and save next to nothing."""
+"""Objects that compress to more than this share are never compressed: for trained weights and moments of an
+optimizer (0.92 to 0.96, in bfloat16 0.78), compressing costs processor time and saves little space."""
 SAMPLE_PLACES = 16
-"""Positions at which an object is sampled: it may be filled from one end."""
+"""Number of positions at which an object is sampled: several, because a buffer may be filled only in part."""
 SAMPLE_BYTES = 1 << 10
 """Bytes sampled at each position."""
 LEAST_TIMED_WRITE = 8 << 20
-"""Writes of fewer bytes measure the time of a sync, not the speed of the disk."""
+"""Writes of fewer bytes are not used to measure the disk: their time is mostly that of the sync."""
 FIRST_PAUSE, LONGEST_PAUSE = 16, 1024
-"""Saves for which a buffer that does not compress is not sampled again: at first, and at most."""
+"""Saves during which a buffer that did not compress is not sampled: after the first failure, and at most."""
 
 
 def zstd_library() -> ModuleType:
@@ -69,7 +69,7 @@ def zstd_library() -> ModuleType:
 
 
 def compressor() -> Any:
-    """Return a zstd compressor with the parameters of objects."""
+    """Return a zstd compressor with the level and window that objects have."""
     zstd = zstd_library()
     kind = zstd.CompressionParameter
     return zstd.ZstdCompressor(
@@ -78,27 +78,31 @@ def compressor() -> Any:
 
 
 class IncompressibleError(Exception):
-    """An object is hardly smaller when compressed."""
+    """Raised if the compressed bytes of an object exceed the allowed size."""
 
 
 def compress(view: memoryview, most: float) -> Iterator[memoryview]:
-    """Yield the bytes of the file of a compressed object, up to about `most` bytes.
+    """Yield the bytes of the file of an object whose content is `view`, compressed.
 
-    Raise `IncompressibleError` beyond that. Compressing does not hold the interpreter lock.
+    Raise `IncompressibleError` if the file would have more than `most` bytes. Compressing does not hold the
+    interpreter lock.
     """
     yield memoryview(_HEAD.pack(*_KIND, len(view)))
-    encoder, done = compressor(), 0
+    encoder, compressed_bytes = compressor(), 0
     for at in range(0, len(view), INPUT_CHUNK):
         piece = encoder.compress(view[at : at + INPUT_CHUNK])
-        done += len(piece)
-        if done > most:
+        compressed_bytes += len(piece)
+        if compressed_bytes > most:
             raise IncompressibleError
         yield memoryview(piece)
     yield memoryview(encoder.flush())
 
 
 def content_size(fd: int) -> int | None:
-    """Return the bytes of content that the header of a compressed object states; None for a plain one."""
+    """Return the size of the content, in bytes, according to the header of a compressed object.
+
+    Return None if the object in the open file is not compressed.
+    """
     head = os.pread(fd, _HEAD.size, 0)
     if not head.startswith(MARK):
         return None
@@ -108,9 +112,9 @@ def content_size(fd: int) -> int | None:
 
 
 def decompress(fd: int, nbytes: int) -> Iterator[bytes]:
-    """Yield the content of a compressed object; raise OSError if it is not `nbytes` long.
+    """Yield the content of a compressed object; raise OSError if the content does not have `nbytes` bytes.
 
-    Stops at `nbytes`, however much the file would expand to, and uses little memory.
+    Decompressing stops after `nbytes`, even if a malicious file would expand to more, and needs little memory.
     """
     zstd = zstd_library()
     decoder = zstd.ZstdDecompressor(
@@ -169,19 +173,20 @@ class DiskSpeed:
 
     @property
     def speed(self) -> float | None:
-        """Bytes per second; None before anything was written."""
+        """Bytes per second, or None if nothing was written yet."""
         return self.nbytes / self.seconds if self.seconds else None
 
     def after(self, nbytes: int, seconds: float) -> DiskSpeed:
-        """Return the speed after one more write; all earlier ones together count half."""
+        """Return the speed after one more write; bytes and seconds of all earlier writes are halved."""
         return DiskSpeed(self.nbytes / 2 + nbytes, self.seconds / 2 + seconds)
 
 
 def compression_pays(sample: CompressionSample, disk: DiskSpeed) -> bool:
     """Return True if an object like `sample` should be compressed.
 
-    Zeros are compressed to save space; dense floats never are, however slow the disk; in between, an
-    object is compressed if compressing and writing less is faster than writing it plain.
+    Objects that compress well, such as zeros, are compressed to save space. Objects that hardly compress, such as
+    trained weights, are never compressed, even if the disk is slow. Other objects are compressed if compressing
+    and writing fewer bytes is faster than writing all bytes.
 
     >>> fast, slow = DiskSpeed(2e9, 1.0), DiskSpeed(5e7, 1.0)
     >>> zeros, floats, half = CompressionSample(100, 1, 1e-7), CompressionSample(100, 92, 2e-7), CompressionSample(100, 60, 2e-7)
@@ -199,12 +204,14 @@ def compression_pays(sample: CompressionSample, disk: DiskSpeed) -> bool:
 
 @dataclass(slots=True)
 class _Pause:
+    """The number of saves during which a buffer is not sampled, at its beginning (`length`) and now (`remaining`)."""
+
     length: int
-    left: int
+    remaining: int
 
 
 class CompressionPolicy:
-    """Decides which buffers of one process to compress. Used by one thread at a time."""
+    """Decides which buffers of one process to compress. Only one thread may use it at a time."""
 
     def __init__(self) -> None:
         self.disk = DiskSpeed()
@@ -213,9 +220,9 @@ class CompressionPolicy:
 
     @classmethod
     def of(cls, compress: str) -> Self | None:
-        """Return the policy of the setting `compress`; None if nothing is to be compressed.
+        """Return the policy for the setting `compress`, or None if nothing is to be compressed.
 
-        Also None if zstd is not installed: the run is recorded without it.
+        The policy is also None if zstd is not installed: runs can be recorded without compression.
         """
         try:
             return None if compress == "never" else cls()
@@ -223,40 +230,40 @@ class CompressionPolicy:
             return None
 
     def predicted_share(self, key: str, view: memoryview) -> float | None:
-        """Return to which share of its size `view` will compress, if compressing pays; else None.
+        """Return the share of its size to which `view` will compress, or None if compressing does not pay.
 
-        `key` names the buffer: one that did not compress before is mostly not sampled again.
+        `key` identifies the buffer in all saves: a buffer that did not compress is not sampled in the next saves.
         """
         pause = self._pauses.get(key)
-        if pause is not None and pause.left:
-            pause.left -= 1
+        if pause is not None and pause.remaining:
+            pause.remaining -= 1
             return None
         sample = self.sample(view)
         if compression_pays(sample, self.disk):
             self._pauses.pop(key, None)
             return sample.share
-        self.note_incompressible(key)
+        self.pause_sampling(key)
         return None
 
-    def note_incompressible(self, key: str) -> None:
-        """Do not sample the buffer again for some saves: it does not compress."""
+    def pause_sampling(self, key: str) -> None:
+        """Record that a buffer does not compress, so that it is not sampled in the next saves."""
         pause = self._pauses.get(key)
         length = FIRST_PAUSE if pause is None else min(2 * pause.length, LONGEST_PAUSE)
         self._pauses[key] = _Pause(length, length)
 
-    def note_write(self, nbytes: int, seconds: float) -> None:
-        """Learn the speed of the disk from a write, from its first byte until it was on the device."""
+    def add_write(self, nbytes: int, seconds: float) -> None:
+        """Update the speed of the disk by a write that took `seconds` until all bytes were on the device."""
         if nbytes >= LEAST_TIMED_WRITE:
             self.disk = self.disk.after(nbytes, seconds)
 
     def sample(self, view: memoryview) -> CompressionSample:
-        """Compress a sample of `view` and return the result."""
+        """Compress a sample of `view`; return its sizes and the processor time."""
         piece = min(SAMPLE_BYTES, len(view) // SAMPLE_PLACES)
         last = len(view) - piece
         began = time.thread_time()
-        some = b"".join(
+        sampled = b"".join(
             view[at : at + piece]
             for at in (last * k // (SAMPLE_PLACES - 1) for k in range(SAMPLE_PLACES))
         )
-        compressed = self._compressor.compress(some, self._compressor.FLUSH_FRAME)
-        return CompressionSample(len(some), len(compressed), time.thread_time() - began)
+        compressed = self._compressor.compress(sampled, self._compressor.FLUSH_FRAME)
+        return CompressionSample(len(sampled), len(compressed), time.thread_time() - began)

@@ -1,18 +1,18 @@
 """The formats of a checkpoint on disk: its manifest, and the pack of its small parts.
 
 A manifest is one JSON document, `{"format": 1, "check": …, "body": {…}}`; `check` is the hash of the body's
-bytes. A checkpoint of many parts has their table in its pack and names it in the body, so that listing ten
-thousand checkpoints reads ten thousand small files.
+bytes. If a checkpoint has many parts, the table of its parts is in the pack, and the body only says where. So
+manifests are small, and many checkpoints can be listed quickly.
 
-A pack holds the small parts of one checkpoint, so that 10^5 checkpoints do not make 10^7 files::
+A pack holds the small parts of one checkpoint, so that not every small part is a file::
 
     RVPACK01                      8 bytes
     slice, slice, …               each at a multiple of 64, so that any dtype can be mapped
-    body                          a copy of the manifest's body, from which it can be rebuilt
+    body                          a copy of the manifest's body, to rebuild a damaged manifest
     footer                        offset and length of the body (two u64, little endian), its
                                   BLAKE3 hash, RVPACKED
 
-Slices have no header: the manifest says where each is and which hash it has.
+Slices have no header: the manifest holds the offset and the hash of each slice.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from blake3 import blake3
 from rearview.errors import DamagedError, StoreError
 from rearview.model import Checkpoint, CheckpointMeta, Edge, MissingPart, ObjectRef, Point, Step
 from rearview.store.checkpoints.objects import digest
-from rearview.store.files import Sink
+from rearview.store.create_files import Sink
 
 FORMAT = 1
 INLINE = 32
-"""Most parts that are listed in the manifest itself; more are listed in the pack."""
+"""Most parts that are listed in the manifest itself; if there are more, the table of parts is in the pack."""
 PACK_MAGIC = b"RVPACK01"
 PACK_END = b"RVPACKED"
 SLICE = 64
-"""Alignment of slices in bytes: a cache line, and more than any dtype needs."""
+"""Alignment of slices in bytes: a cache line, which is more than any dtype needs."""
 GATHER = 1 << 20
-"""Bytes of slices that are written at once."""
+"""Bytes of slices that are collected for one write."""
 _ZEROS = bytes(SLICE)
 _FOOTER = struct.Struct("<QQ32s8s")
 
@@ -48,20 +48,20 @@ _PACK = re.compile(r"[^/\0]+/[^/\0]+")
 _LARGEST = 1 << 62
 
 Row = tuple[str, str, int, int | None, int]
-"""Key, oid, bytes, index of the pack in `packs` (None: an object file), offset."""
+"""Key, oid, bytes, index of the pack in `packs` (None if the part is an object file), offset in the file."""
 
 
 class PartTable(msgspec.Struct, omit_defaults=True):
-    """Where every part of one checkpoint is."""
+    """Table of the parts of one checkpoint: the file, offset and hash of each."""
 
     packs: list[str]
     rows: list[Row]
     sums: dict[str, str] = {}
-    """XXH3-128 sums of object files, by oid."""
+    """XXH3-128 hashes of the contents of object files, by oid."""
 
 
 class ManifestBody(msgspec.Struct, omit_defaults=True):
-    """The content of a manifest."""
+    """The facts of one checkpoint that its manifest stores."""
 
     run: str
     seq: int
@@ -77,29 +77,32 @@ class ManifestBody(msgspec.Struct, omit_defaults=True):
     shrunk: int = 0
     parts: PartTable | None = None
     table: tuple[str, int, str, int] | None = None
-    """Oid, bytes, pack and offset of the table of parts, if it is not inline."""
+    """Oid, bytes, pack and offset of the table of parts, if the table is in the pack; else `parts` is set."""
 
 
-class _File(msgspec.Struct):
+class _ManifestFile(msgspec.Struct):
     format: int
     check: str
     body: msgspec.Raw
 
 
-def encode(what: ManifestBody | PartTable) -> bytes:
-    """Return a body or a table as JSON."""
-    return msgspec.json.encode(what)
+def encode(value: ManifestBody | PartTable) -> bytes:
+    """Return the body of a manifest, or a table of parts, as JSON."""
+    return msgspec.json.encode(value)
 
 
 def seal(body: bytes) -> bytes:
-    """Return the bytes of the manifest file with this body."""
-    return msgspec.json.encode(_File(FORMAT, digest(body), msgspec.Raw(body)))
+    """Return the bytes of a manifest file: the body with its format and checksum."""
+    return msgspec.json.encode(_ManifestFile(FORMAT, digest(body), msgspec.Raw(body)))
 
 
 def unseal(data: bytes, name: str) -> ManifestBody:
-    """Return the checked body of a manifest file; `name` names the checkpoint in errors."""
+    """Return the body in the bytes of a manifest file; raise if the file is damaged.
+
+    `name` is the name of the checkpoint, for messages.
+    """
     try:
-        file = msgspec.json.decode(data, type=_File)
+        file = msgspec.json.decode(data, type=_ManifestFile)
         if file.format > FORMAT:
             raise StoreError(
                 f"Checkpoint {name} has format {file.format}; this Rearview reads up to {FORMAT}. "
@@ -109,7 +112,7 @@ def unseal(data: bytes, name: str) -> ManifestBody:
         body = bytes(file.body)
         if digest(body) == file.check:
             decoded = msgspec.json.decode(body, type=ManifestBody)
-            _check_places(decoded)
+            _check_file_names(decoded)
             return decoded
         why = "its checksum does not match"
     except (msgspec.MsgspecError, ValueError) as exc:
@@ -121,7 +124,7 @@ def unseal(data: bytes, name: str) -> ManifestBody:
     )
 
 
-def _check_places(body: ManifestBody) -> None:
+def _check_file_names(body: ManifestBody) -> None:
     """Raise if a body names files outside the store, or offsets outside a file."""
     if body.table is not None:
         oid, nbytes, pack, offset = body.table
@@ -143,7 +146,7 @@ def _check_part(oid: str, nbytes: int, offset: int, pack: int, packs: int) -> No
 
 
 def tabulate(parts: Mapping[str, ObjectRef]) -> PartTable:
-    """Return the table of `parts`."""
+    """Return the table of `parts`, which are references by key."""
     packs: dict[str, int] = {}
     rows: list[Row] = [
         (
@@ -159,7 +162,10 @@ def tabulate(parts: Mapping[str, ObjectRef]) -> PartTable:
 
 
 def checkpoint_of(body: ManifestBody, read: Callable[[ObjectRef], bytes | bytearray]) -> Checkpoint:
-    """Return the checkpoint that `body` describes; `read` reads its table of parts on first access."""
+    """Return the checkpoint that `body` describes.
+
+    If its table of parts is in a pack, the table is read by `read` when a part is first accessed.
+    """
     return Checkpoint(
         id=f"{body.run}/{body.seq}",
         run=body.run,
@@ -177,12 +183,12 @@ def checkpoint_of(body: ManifestBody, read: Callable[[ObjectRef], bytes | bytear
 
 
 class LazyParts(Mapping[str, ObjectRef]):
-    """The parts of a checkpoint, read from its pack on first access."""
+    """The parts of a checkpoint: a mapping of references whose table is read from the pack on first access."""
 
     def __init__(self, body: ManifestBody, read: Callable[[ObjectRef], bytes | bytearray]) -> None:
         assert body.table is not None
         self.table = ObjectRef(*body.table)
-        """Where the table of parts is."""
+        """Reference of the table of parts."""
         self._count = body.count
         self._read = read
         self._parts: dict[str, ObjectRef] | None = None
@@ -227,7 +233,7 @@ def _parts(table: PartTable | None) -> dict[str, ObjectRef]:
 
 
 class PackWriter:
-    """Writes the slices of one pack; equal slices are written once."""
+    """Writes the slices of one pack; a slice that equals an earlier one is not written again."""
 
     def __init__(self, name: str, sink: Sink) -> None:
         self.name = name
@@ -238,7 +244,7 @@ class PackWriter:
         self._pending = 0
 
     def add(self, oid: str, view: memoryview) -> ObjectRef:
-        """Append `view`, whose hash is `oid`, and return its reference."""
+        """Append a slice, whose hash is `oid`, and return its reference."""
         ref = self._refs.get(oid)
         if ref is None:
             self._append(view)
@@ -247,7 +253,7 @@ class PackWriter:
         return ref
 
     def close(self, body: bytes) -> None:
-        """End the pack with a copy of its checkpoint's manifest body."""
+        """End the pack with a copy of the manifest body of the checkpoint."""
         self._append(memoryview(body))
         check = blake3(body).digest()
         self._slices.append(_FOOTER.pack(self._position - len(body), len(body), check, PACK_END))
@@ -262,13 +268,13 @@ class PackWriter:
             self._flush()
 
     def _flush(self) -> None:
-        self._sink.gather(self._slices)
+        self._sink.write_many(self._slices)
         self._slices = []
         self._pending = 0
 
 
 def pack_body(path: Path) -> bytes | None:
-    """Return the manifest body in the pack at `path`; None if the pack is damaged."""
+    """Return the copy of the manifest body in the pack at `path`, or None if the pack is damaged."""
     try:
         with path.open("rb") as file:
             file.seek(-_FOOTER.size, os.SEEK_END)

@@ -1,7 +1,7 @@
 """Objects: bytes stored once, each in a file named by the hash of its content.
 
-Objects that are put together, in a `Batch`, become durable together: all are written, then synced, then
-named. `HashAhead` hashes the next buffers while the current one is written.
+A `Batch` stores several objects at once: it writes all files, then syncs them, then renames them to their final
+names. `HashAhead` hashes the next buffers on a thread while the caller writes the current buffer.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from rearview.store.checkpoints.compression import (
     content_size,
     decompress,
 )
-from rearview.store.files import Sink, write_error
+from rearview.store.create_files import Sink, write_error
 from rearview.store.project import COMPRESSED, Project
 
 READ_CHUNK = 1 << 20
-"""Bytes read and hashed at a time, so that they are hashed while in the processor's cache."""
+"""Bytes that are read and then hashed at a time: few enough to be in the processor's cache when hashed."""
 OID_DIGITS = 64
 """Hexadecimal digits of an oid."""
 MOST_OPEN = 128
-"""Files of a batch that stay open until they are synced; a process may open 1024."""
+"""Most files of a batch that are open before they are synced; a process may have 1024 open files."""
 LARGEST_SHARE = 0.9
-"""Objects that compress to more than this share, although their sample did not, are stored plain."""
+"""If an object compresses to more than this share of its size, it is stored uncompressed, even if its sample was smaller."""
 
 
 def digest(data: Any) -> str:
@@ -54,7 +54,7 @@ def digest(data: Any) -> str:
 
 
 def reference_of(view: memoryview) -> ObjectRef:
-    """Return the reference of an object that holds `view`."""
+    """Return the reference of the object whose content is `view`."""
     return ObjectRef(digest(view), len(view), sum=xxhash.xxh3_128_hexdigest(view))
 
 
@@ -67,7 +67,7 @@ def as_bytes(buffer: Any) -> memoryview:
 
 
 class Objects:
-    """The objects of one project. Any number of processes may put and get at once."""
+    """The objects of one project. Any number of processes may store and read objects at the same time."""
 
     def __init__(self, project: Project) -> None:
         self.project = project
@@ -75,22 +75,22 @@ class Objects:
         self._packs = os.fspath(project.packs)
 
     def path(self, oid: str) -> Path:
-        """Return the file of the object `oid`, which need not exist."""
+        """Return the path of the file of the object `oid`, even if it does not exist."""
         return Path(self._objects, oid[:2], oid[2:])
 
     def pack_path(self, pack: str) -> Path:
-        """Return the file of a pack, which need not exist."""
+        """Return the path of the file of a pack, even if it does not exist."""
         return Path(self._packs, f"{pack}.pack")
 
     def put(self, data: Any) -> ObjectRef:
-        """Store `data` and return its reference; when this returns, it is on the device."""
+        """Store `data` and return its reference; when this returns, the bytes are on the device."""
         with Batch(self) as batch:
             ref = batch.put(data)
             batch.commit()
         return ref
 
     def get(self, ref: ObjectRef) -> bytearray:
-        """Return the bytes of `ref`, checked against its hash."""
+        """Return the bytes of the object `ref`, checked against its hash."""
         fd = self._open(ref)
         try:
             available = os.fstat(fd).st_size - ref.offset if ref.pack is not None else _size(fd)
@@ -98,7 +98,7 @@ class Objects:
             raise self._damaged(ref, exc.strerror or str(exc)) from exc
         finally:
             os.close(fd)
-        if available < ref.nbytes:  # before so much memory is allocated
+        if available < ref.nbytes:  # before memory for all bytes is allocated
             raise self._damaged(
                 ref, f"the file ends after {max(available, 0)} of {ref.nbytes} bytes"
             )
@@ -110,10 +110,10 @@ class Objects:
         return buffer
 
     def read_into(self, ref: ObjectRef, buffer: Any) -> None:
-        """Fill `buffer`, which must have exactly the right size, and check the bytes.
+        """Fill `buffer` with the bytes of the object `ref`, and check them; the sizes must be equal.
 
-        The check uses `ref.sum`, if there is one: it detects damage like the oid, in a seventh of the
-        time.
+        The check compares `ref.sum` if the reference has a sum, else the oid. The sum detects damage equally well,
+        in a seventh of the time.
         """
         view = as_bytes(buffer)
         if len(view) != ref.nbytes:
@@ -125,7 +125,7 @@ class Objects:
         self._checked(ref, view)
 
     def check(self, ref: ObjectRef) -> None:
-        """Read `ref` and raise if its content does not have that oid; needs one chunk of memory."""
+        """Read the object `ref` and raise if the hash of its content is not `ref.oid`; needs little memory."""
         self._checked(replace(ref, sum=""), None)
 
     def ref(self, oid: str) -> ObjectRef:
@@ -137,13 +137,13 @@ class Objects:
             os.close(fd)
 
     def has(self, oid: str) -> bool:
-        """Return True if `oid` is stored as an object file."""
+        """Return True if the object `oid` has a file of its own."""
         return self.path(oid).exists()
 
     def touch(self, ref: ObjectRef) -> bool:
-        """Mark the file of `ref` as in use now; return False if it does not exist.
+        """Mark the file of `ref` as in use now; return False if the file does not exist.
 
-        The mark keeps a concurrent garbage collection from removing it.
+        The mark prevents a concurrent garbage collection from removing the file.
         """
         try:
             os.utime(self.name(ref))
@@ -154,17 +154,17 @@ class Objects:
         return True
 
     def file(self, ref: ObjectRef) -> Path:
-        """Return the file that holds `ref`."""
+        """Return the file that holds the object `ref`: its own, or a pack."""
         return Path(self.name(ref))
 
     def name(self, ref: ObjectRef) -> str:
-        """Like `file`, as a string: constructing a Path is too slow during a save."""
+        """Return the same file as `file` does, as a string: constructing a Path is too slow during a save."""
         if ref.pack is None:
             return f"{self._objects}/{ref.oid[:2]}/{ref.oid[2:]}"
         return f"{self._packs}/{ref.pack}.pack"
 
     def delete(self, oid: str) -> int:
-        """Remove the object `oid` and return the bytes freed on disk; 0 if there is none."""
+        """Remove the object `oid`; return the bytes freed on disk, 0 if the object does not exist."""
         path = self.path(oid)
         try:
             size = path.stat().st_size
@@ -174,7 +174,7 @@ class Objects:
         return size
 
     def all(self) -> Iterator[str]:
-        """Yield the oid of every object file."""
+        """Yield the oid of every object that has a file of its own."""
         for folder in _entries(self.project.objects):
             if len(folder.name) != 2 or not folder.is_dir(follow_symlinks=False):
                 continue
@@ -230,27 +230,31 @@ class Objects:
 
 
 class Batch:
-    """Objects that become durable together: written one by one, synced and named by `commit`.
+    """Objects that are stored together: `put` writes each one, `commit` syncs the files and gives them their names.
 
-    A `policy`, if given, decides which objects to compress. Without `commit`, nothing remains.
+    If there is a `policy`, it decides which objects to compress. Without `commit`, no object remains.
     """
 
     def __init__(self, objects: Objects, policy: CompressionPolicy | None = None) -> None:
         self.objects = objects
         self.stored = 0
-        """Bytes written; objects that existed before do not count."""
+        """Bytes written, without objects that were stored before."""
         self.shrunk = 0
         """Bytes saved by compressing."""
         self._policy = policy
         self._compressed = False
         self._plain = 0
         self._seconds = 0.0
-        """Seconds that writing the plain objects took."""
+        """Seconds that writing uncompressed objects took."""
         self._open: list[Sink] = []
         self._names: set[str] = set()
 
     def put(self, data: Any, ref: ObjectRef | None = None, key: str = "") -> ObjectRef:
-        """Write `data` and return its reference, which is `ref` if given; `key` names the buffer."""
+        """Store `data` as an object, unless the object exists already, and return its reference.
+
+        The caller may pass the reference as `ref`, so that `data` is not hashed again. By `key`, the compression
+        policy recognizes the buffer in the next save.
+        """
         view = as_bytes(data)
         ref = ref or reference_of(view)
         if ref.oid in self._names:
@@ -268,9 +272,11 @@ class Batch:
         return ref
 
     def _put_compressed(self, ref: ObjectRef, view: memoryview, key: str) -> bool:
-        """Write `view` compressed; return False if that does not pay and nothing was written."""
+        """Write `view` compressed and return True, or return False if compressing does not pay."""
         share, most = None, LARGEST_SHARE * len(view)
-        if view[: len(MARK)] == MARK:  # a reader would mistake the plain content for compressed
+        if (
+            view[: len(MARK)] == MARK
+        ):  # a reader would take the uncompressed content for a compressed file
             share, most = 1.0, math.inf
         elif self._policy is not None:
             share = self._policy.predicted_share(key, view)
@@ -282,7 +288,7 @@ class Batch:
                     sink.write(piece)
         except IncompressibleError:
             assert self._policy is not None
-            self._policy.note_incompressible(key)
+            self._policy.pause_sampling(key)
             return False
         self.shrunk += len(view) - sink.position
         self._compressed = True
@@ -290,7 +296,7 @@ class Batch:
 
     @contextlib.contextmanager
     def sink(self, path: Path | str, *, size: int) -> Iterator[Sink]:
-        """Open a new file that is published with the batch."""
+        """Open a new file; `commit` gives it its name together with the objects."""
         sink = Sink(path, size=size)
         try:
             yield sink
@@ -301,17 +307,17 @@ class Batch:
         self._open.append(sink)
         self.stored += sink.position
         if len(self._open) % MOST_OPEN == 0:
-            for full in self._open[-MOST_OPEN:]:
-                full.sync()
+            for written in self._open[-MOST_OPEN:]:
+                written.sync()
 
     def commit(self) -> None:
-        """Sync and name every file; before that none of them exists for readers."""
+        """Sync every file and give it its name; before, readers find none of the files."""
         with self.disk_errors(f"A batch of {len(self._open)} objects"):
             began = time.perf_counter()
             for sink in self._open:
                 sink.sync()
             if self._policy is not None:
-                self._policy.note_write(self._plain, self._seconds + time.perf_counter() - began)
+                self._policy.add_write(self._plain, self._seconds + time.perf_counter() - began)
             if self._compressed:
                 self.objects.project.needs(COMPRESSED)
             for sink in self._open:
@@ -321,12 +327,12 @@ class Batch:
             self._open.clear()
 
     @contextlib.contextmanager
-    def disk_errors(self, what: str) -> Iterator[None]:
-        """Turn an OSError into an error that tells the user what to do."""
+    def disk_errors(self, subject: str) -> Iterator[None]:
+        """Turn an OSError into an error that tells the user what to do; `subject` could not be written."""
         try:
             yield
         except OSError as exc:
-            raise write_error(exc, what, self.objects.project.store) from exc
+            raise write_error(exc, subject, self.objects.project.store) from exc
 
     def __enter__(self) -> Self:
         return self
@@ -338,7 +344,7 @@ class Batch:
 
 
 class HashAhead:
-    """Hashes `views` in order on a thread, while the caller writes; neither holds the interpreter lock."""
+    """A thread that hashes `views` in order while the caller writes; neither thread holds the interpreter lock."""
 
     def __init__(self, views: Sequence[memoryview]) -> None:
         self.cpu = 0.0
@@ -350,7 +356,7 @@ class HashAhead:
         self._thread: threading.Thread | None = None
 
     def next(self) -> ObjectRef:
-        """Return the reference of the next buffer."""
+        """Return the reference of the next of the `views`."""
         view = self._views[self._position]
         self._position += 1
         if self._thread is None:
@@ -388,7 +394,7 @@ class HashAhead:
 
 
 def content_hash(file: Path) -> str:
-    """Return the hash of the content of an object's file, compressed or not; OSError if it is damaged."""
+    """Return the hash of the content of an object's file, compressed or not; raise OSError if the file is damaged."""
     fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return _read_checked(fd, ObjectRef("", _size(fd)), None)
@@ -397,13 +403,16 @@ def content_hash(file: Path) -> str:
 
 
 def _size(fd: int) -> int:
-    """Return the size of the content of an object's file."""
+    """Return the size of the content of an object, given its open file, in bytes."""
     claimed = content_size(fd)
     return os.fstat(fd).st_size if claimed is None else claimed
 
 
 def _read_checked(fd: int, ref: ObjectRef, into: memoryview | None) -> str:
-    """Fill `into`, if given; return the hash of the content, of the kind of `ref.sum` or `ref.oid`."""
+    """Read the object `ref` from an open file, into `into` unless this is None; return the hash of the content.
+
+    The hash is XXH3-128, to be compared with `ref.sum`; or BLAKE3, as `ref.oid`, if there is no sum.
+    """
     hasher = xxhash.xxh3_128() if ref.sum else blake3()
     claimed = content_size(fd) if ref.pack is None else None
     if claimed is not None:
@@ -425,7 +434,7 @@ def _read_checked(fd: int, ref: ObjectRef, into: memoryview | None) -> str:
 
 
 def _read_compressed(fd: int, nbytes: int, into: memoryview | None, hasher: Any) -> str:
-    """Like `_read_checked`, for a compressed object."""
+    """Do what `_read_checked` does, for a compressed object."""
     at = 0
     for piece in decompress(fd, nbytes):
         hasher.update(piece)

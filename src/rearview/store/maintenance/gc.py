@@ -1,22 +1,24 @@
-"""Garbage collection: thin checkpoints to a budget, then remove files that nothing refers to.
+"""Garbage collection: remove checkpoints until the rest fits a budget, then files that nothing refers to.
 
-**Which checkpoints go.** A question about the past asks for some iteration of the run, and the replay computes
-from the nearest checkpoint before it. If every iteration is equally likely, a gap of g seconds between two
-checkpoints costs g/2 on average and is hit with probability proportional to g, so the expected cost of a
-replay grows with the sum of g². Removing the checkpoint between gaps a and b adds 2ab; the one that adds least
-per byte it frees goes first. That is exact for each single removal and needs no guess about the question.
+**Which checkpoints are removed.** A backfill asks for an iteration of a run, and a replay computes this
+iteration from the nearest checkpoint before it. If every iteration is equally likely, a gap of g seconds
+between two checkpoints costs g/2 on average and is hit with probability proportional to g, so the expected
+cost of a replay grows with the sum of g². Removing the checkpoint between gaps a and b adds 2ab to that sum. The
+checkpoint that adds least per freed byte is removed first. This is exact for each single removal, and needs no
+guess about which iteration will be asked for.
 
 **Why no lock is needed**, although any number of processes may save at the same time. In this order:
 
 1. Every file is listed with its modification time.
-2. Saves in flight are looked up (`earliest_start`); files they could have put are spared.
-3. Manifests are read. A save that ended before step 2 is among them.
-4. A file that no manifest names, older than any save in flight, is renamed out of sight. If a save that began
-   since has marked it as in use (its time differs from step 1), it is renamed back; a later save finds it
-   missing and writes it again. Only then is it removed.
+2. Saves in flight are looked up (`earliest_start`); files that these saves could have written are spared.
+3. Manifests are read; a save that had ended by step 2 has its manifest among them.
+4. A file that no manifest names, and that is older than any save in flight, gets another name, under which no
+   save finds it. If a save that began after step 1 has marked the file as in use (its time differs from
+   step 1), the file gets its name back. Else the file is removed. A save that looks for the file after the
+   renaming does not find it, and writes it again.
 
 A run that exceeds the budget of its project starts this module as a separate process, so that training
-shares neither interpreter nor memory with it. It prints the bytes that are left::
+shares neither interpreter nor memory with the collection. The process prints the bytes that remain::
 
     python -P -m rearview.store.maintenance.gc ROOT BUDGET RUN
 """
@@ -40,120 +42,125 @@ from typing import TYPE_CHECKING
 from rearview.errors import RearviewError, StoreError, UsageError
 from rearview.model import Checkpoint, Status
 from rearview.store.checkpoints.checkpoints import Checkpoints, earliest_start
-from rearview.store.files import make_folder
+from rearview.store.create_files import make_folder
 from rearview.store.project import Project
 from rearview.store.runs import Runs
 
 if TYPE_CHECKING:
-    from rearview.store.tables.tables import Tables
+    from rearview.store.tables.answer_queries import Tables
 
 GONE = ".gone-"
-"""Prefix of the name of a file while it is being removed."""
+"""Prefix of the name of a file that is being removed."""
 SLACK = 2.0
 """Seconds that file times may lag behind the clock."""
 RECORDING = 60.0
-"""The same while a run records: an object may be that much older than the record that names it."""
+"""Seconds in place of `SLACK` while a run records, because an object may be older than the record that names it."""
 
 
 @dataclass(frozen=True, slots=True)
-class KeptCheckpoint:
-    """A checkpoint, as `thin` sees it."""
+class ThinningCandidate:
+    """A checkpoint that `thin` may choose for removal."""
 
     id: str
     run: str
     at: float
-    """Computing seconds into its run, or its number if the seconds are unknown."""
+    """Computing seconds from the start of the run to this checkpoint; its number if the seconds are unknown."""
     frees: int
-    """Bytes that only this checkpoint uses, approximately."""
+    """Approximate number of bytes that the removal of this checkpoint frees."""
     promised: bool = False
-    """Whether it must never be removed."""
+    """Whether the checkpoint must never be removed."""
 
 
-def thin(candidates: Iterable[KeptCheckpoint], *, excess: int) -> list[str]:
-    """Return the ids to remove, in order, so that at least `excess` bytes are freed.
+def thin(candidates: Iterable[ThinningCandidate], *, excess: int) -> list[str]:
+    """Return the ids of checkpoints whose removal, in this order, frees at least `excess` bytes.
 
-    The last checkpoint of a run, from which it would resume, and promised ones stay. Fewer bytes are
-    freed if no others are left.
+    The last checkpoint of a run, from which the run would resume, is never removed, and no promised
+    checkpoint. Fewer bytes are freed if no other checkpoint remains.
 
-    >>> four = [KeptCheckpoint(str(i), "r", float(t), 10) for i, t in enumerate((10, 20, 21, 40))]
+    >>> four = [ThinningCandidate(str(i), "r", float(t), 10) for i, t in enumerate((10, 20, 21, 40))]
     >>> thin(four, excess=10)
     ['1']
     >>> thin(four, excess=1000)
     ['1', '0', '2']
     """
-    runs: dict[str, list[KeptCheckpoint]] = {}
+    runs: dict[str, list[ThinningCandidate]] = {}
     for checkpoint in candidates:
         runs.setdefault(checkpoint.run, []).append(checkpoint)
     chains = [_Chain(sorted(run, key=lambda checkpoint: checkpoint.at)) for run in runs.values()]
     queue: list[tuple[float, int, int, int]] = []
     for number, chain in enumerate(chains):
-        for index in range(len(chain.held)):
+        for index in range(len(chain.checkpoints)):
             chain.offer(queue, number, index)
-    gone: list[str] = []
+    removed_ids: list[str] = []
     while excess > 0 and queue:
         _, number, index, age = heapq.heappop(queue)
         chain = chains[number]
         if age != chain.ages[index]:
-            continue  # its neighbours have changed; the queue has a newer entry
-        checkpoint = chain.held[index]
-        gone.append(checkpoint.id)
+            continue  # a neighbour was removed since; the queue has a newer entry
+        checkpoint = chain.checkpoints[index]
+        removed_ids.append(checkpoint.id)
         excess -= checkpoint.frees
         for neighbour in chain.remove(index):
             chain.offer(queue, number, neighbour)
-    return gone
+    return removed_ids
 
 
 class _Chain:
-    """The checkpoints of one run as a linked list; a replay can also begin at the run's start."""
+    """A linked list of the checkpoints of one run, by index; index -1 is the start of the run."""
 
-    def __init__(self, held: Sequence[KeptCheckpoint]) -> None:
-        self.held = held
-        self.before = [index - 1 for index in range(len(held))]
-        self.after = [index + 1 for index in range(len(held))]
-        self.ages = [0] * len(held)
+    def __init__(self, checkpoints: Sequence[ThinningCandidate]) -> None:
+        self.checkpoints = checkpoints
+        self.before = [index - 1 for index in range(len(checkpoints))]
+        self.after = [index + 1 for index in range(len(checkpoints))]
+        self.ages = [0] * len(checkpoints)
+        """How often a neighbour of each checkpoint was removed; -1 for a removed checkpoint."""
 
     def offer(self, queue: list[tuple[float, int, int, int]], number: int, index: int) -> None:
-        """Queue `index` with the cost of losing it per byte, if it may be removed."""
-        if self.held[index].promised or self.after[index] >= len(self.held):
+        """Queue the checkpoint at `index`, by the cost of its removal per freed byte, unless it must be kept."""
+        if self.checkpoints[index].promised or self.after[index] >= len(self.checkpoints):
             return
-        before = self.held[self.before[index]].at if self.before[index] >= 0 else 0.0
-        at, after = self.held[index].at, self.held[self.after[index]].at
+        before = self.checkpoints[self.before[index]].at if self.before[index] >= 0 else 0.0
+        at, after = self.checkpoints[index].at, self.checkpoints[self.after[index]].at
         loss = 2 * max(at - before, 0.0) * max(after - at, 0.0)
-        per_byte = loss / max(self.held[index].frees, 1)
+        per_byte = loss / max(self.checkpoints[index].frees, 1)
         heapq.heappush(queue, (per_byte, number, index, self.ages[index]))
 
     def remove(self, index: int) -> list[int]:
-        """Unlink `index`; return its neighbours, which now cost more to lose."""
+        """Unlink the checkpoint at `index`; return the indices of its neighbours, whose removal now costs more."""
         before, after = self.before[index], self.after[index]
         self.ages[index] = -1
         if before >= 0:
             self.after[before] = after
         self.before[after] = before
-        changed = [neighbour for neighbour in (before, after) if 0 <= neighbour < len(self.held)]
-        for neighbour in changed:
+        neighbours = [
+            neighbour for neighbour in (before, after) if 0 <= neighbour < len(self.checkpoints)
+        ]
+        for neighbour in neighbours:
             self.ages[neighbour] += 1
-        return changed
+        return neighbours
 
 
 def expected_replay(times: Sequence[float], end: float) -> float:
-    """Return the mean computing seconds from the nearest checkpoint to a random moment of a run.
+    """Return the mean computing seconds from the last checkpoint before a random moment of a run to that moment.
+
+    `times` are the seconds at which checkpoints were saved, `end` is the length of the run.
 
     >>> expected_replay([], 10.0), expected_replay([5.0], 10.0)
     (5.0, 2.5)
     """
-    marks = [0.0, *sorted(times), end]
-    return sum((b - a) ** 2 for a, b in itertools.pairwise(marks)) / (2 * end)
+    bounds = [0.0, *sorted(times), end]
+    return sum((b - a) ** 2 for a, b in itertools.pairwise(bounds)) / (2 * end)
 
 
 @dataclass(frozen=True, slots=True)
 class Freed:
-    """The result of a garbage collection: the removed parts, or those that it would remove."""
+    """What a garbage collection removed, or would remove in a dry run."""
 
     checkpoints: tuple[str, ...] = ()
     files: int = 0
     nbytes: int = 0
     left: int = 0
-    """Bytes that remain."""
+    """Bytes of all files that remain."""
     spared: int = 0
     """Unreferenced bytes that a save in flight may be about to use."""
 
@@ -167,30 +174,42 @@ def gc(
     without: Collection[str] = (),
     dry: bool = False,
 ) -> Freed:
-    """Thin checkpoints until they fit `budget` bytes, and remove files that nothing refers to.
+    """Remove checkpoints until the rest fits `budget` bytes, and remove files that nothing refers to.
 
-    `referenced` returns the oids that records name. Runs and checkpoints whose ids are in `keep` stay,
-    whatever the budget. The runs in `without` are about to be removed; their checkpoints do not count.
-    With `dry` nothing is changed.
+    `referenced` returns the oids that records name. Runs and checkpoints whose ids are in `keep` are never
+    removed, even if the budget is exceeded. Runs in `without` are about to be removed: files that only their
+    checkpoints use are removed. With `dry` nothing is changed.
     """
     if not dry:
         restore_renamed(project)
     files = _files(project)
     clock = _clock(project) if not dry else time.time()
-    cutoff = earliest_start(project, clock) - (RECORDING if _recording(project, clock) else SLACK)
+    cutoff = earliest_start(project, clock) - (
+        RECORDING if _is_recording(project, clock) else SLACK
+    )
     checkpoints = Checkpoints(project)
-    held = [checkpoint for run in checkpoints.runs() for checkpoint in _readable(checkpoints, run)]
-    held = [checkpoint for checkpoint in held if checkpoint.run not in without]
-    uses = {checkpoint.id: frozenset(checkpoints.files(checkpoint)) for checkpoint in held}
+    all_checkpoints = [
+        checkpoint for run in checkpoints.runs() for checkpoint in _readable(checkpoints, run)
+    ]
+    all_checkpoints = [
+        checkpoint for checkpoint in all_checkpoints if checkpoint.run not in without
+    ]
+    uses = {
+        checkpoint.id: frozenset(checkpoints.files(checkpoint)) for checkpoint in all_checkpoints
+    }
     recorded = {checkpoints.objects.path(oid) for oid in referenced()}
-    gone: list[str] = []
+    thinned_ids: list[str] = []
     if budget is not None:
-        gone = _choose(held, uses, recorded=recorded, files=files, budget=budget, keep=keep)
+        thinned_ids = _checkpoints_to_remove(
+            all_checkpoints, uses, recorded=recorded, files=files, budget=budget, protected=keep
+        )
         if not dry:
-            for checkpoint in gone:
+            for checkpoint in thinned_ids:
                 checkpoints.delete(checkpoint)
-    lost = set(gone)
-    in_use = recorded.union(*(used for checkpoint, used in uses.items() if checkpoint not in lost))
+    thinned = set(thinned_ids)
+    in_use = recorded.union(
+        *(used for checkpoint, used in uses.items() if checkpoint not in thinned)
+    )
     freed = count = spared = 0
     for path, (size, stamp) in files.items():
         if path in in_use:
@@ -201,20 +220,21 @@ def gc(
             freed += size
             count += 1
     total = sum(size for size, _ in files.values())
-    room = None if budget is None else budget - (total - freed)
-    for folder, size in _superfluous_states(project, room, cutoff):
+    room_for_states = None if budget is None else budget - (total - freed)
+    for folder, size in _superfluous_states(project, room_for_states, cutoff):
         if not dry:
             shutil.rmtree(folder, ignore_errors=True)
         freed, count, total = freed + size, count + 1, total + size
-    return Freed(tuple(gone), count, freed, total - freed, spared)
+    return Freed(tuple(thinned_ids), count, freed, total - freed, spared)
 
 
 def _superfluous_states(
     project: Project, room: int | None, cutoff: float
 ) -> Iterator[tuple[Path, int]]:
-    """Yield stored states of cells to remove, with their bytes: incomplete ones, and the oldest beyond `room`.
+    """Yield the folder and the bytes of each stored state of a cell that is to be removed.
 
-    A replay of many versions that needs a removed state computes it again.
+    These are incomplete states, and the oldest complete ones if all together have more than `room` bytes. A
+    replay of many versions that needs a removed state computes the state again.
     """
     states = project.store / "multiversion" / "states"
     complete: list[tuple[float, Path, int]] = []
@@ -240,83 +260,87 @@ def usage(project: Project) -> int:
     return sum(size for size, _ in _files(project).values())
 
 
-def _choose(
-    held: list[Checkpoint],
+def _checkpoints_to_remove(
+    checkpoints: list[Checkpoint],
     uses: dict[str, frozenset[Path]],
     *,
     recorded: set[Path],
     files: dict[Path, tuple[int, int]],
     budget: int,
-    keep: Collection[str],
+    protected: Collection[str],
 ) -> list[str]:
-    """Return the checkpoints to remove so that the files of the others fit the budget."""
-    gone: list[str] = []
-    left = dict(uses)
-    clock = _times_in_run(held)
+    """Return the ids of checkpoints to remove, so that the files of the remaining checkpoints fit the budget."""
+    chosen_ids: list[str] = []
+    remaining_uses = dict(uses)
+    clock = _times_in_run(checkpoints)
     while True:
-        users = Counter(path for used in left.values() for path in used)
+        users = Counter(path for used in remaining_uses.values() for path in used)
         for path in recorded:
             users[path] += 1
         excess = sum(files[path][0] for path in users if path in files) - budget
         if excess <= 0:
-            return gone
+            return chosen_ids
         removable = [
-            KeptCheckpoint(
+            ThinningCandidate(
                 id=checkpoint.id,
                 run=checkpoint.run,
                 at=clock[checkpoint.id],
                 frees=sum(
                     files[path][0]
-                    for path in left[checkpoint.id]
+                    for path in remaining_uses[checkpoint.id]
                     if users[path] == 1 and path in files
                 ),
-                promised=checkpoint.run in keep or checkpoint.id in keep,
+                promised=checkpoint.run in protected or checkpoint.id in protected,
             )
-            for checkpoint in held
-            if checkpoint.id in left
+            for checkpoint in checkpoints
+            if checkpoint.id in remaining_uses
         ]
         removed = thin(removable, excess=excess)
         if not removed:
-            return gone
+            return chosen_ids
         for checkpoint in removed:
-            del left[checkpoint]
-        gone += removed
+            del remaining_uses[checkpoint]
+        chosen_ids += removed
 
 
-def _times_in_run(held: list[Checkpoint]) -> dict[str, float]:
-    """Return the seconds into its run of each checkpoint; a clock set back does not reverse the order."""
-    moments: dict[str, float] = {}
-    for run in {checkpoint.run for checkpoint in held}:
-        chain = [checkpoint for checkpoint in held if checkpoint.run == run]
-        gap = (chain[-1].time - chain[0].time) / max(len(chain) - 1, 1)
+def _times_in_run(checkpoints: list[Checkpoint]) -> dict[str, float]:
+    """Return a mapping from the id of each checkpoint to its seconds since the start of the run.
+
+    If the clock was set back during a run, the seconds still grow from checkpoint to checkpoint.
+    """
+    seconds_by_id: dict[str, float] = {}
+    for run in {checkpoint.run for checkpoint in checkpoints}:
+        run_checkpoints = [checkpoint for checkpoint in checkpoints if checkpoint.run == run]
+        gap = (run_checkpoints[-1].time - run_checkpoints[0].time) / max(
+            len(run_checkpoints) - 1, 1
+        )
         reached = 0.0
-        for checkpoint in chain:
-            reached = max(reached, checkpoint.time - chain[0].time + max(gap, 0.0))
-            moments[checkpoint.id] = reached
-    return moments
+        for checkpoint in run_checkpoints:
+            reached = max(reached, checkpoint.time - run_checkpoints[0].time + max(gap, 0.0))
+            seconds_by_id[checkpoint.id] = reached
+    return seconds_by_id
 
 
 def _readable(checkpoints: Checkpoints, run: str) -> list[Checkpoint]:
-    """Return the checkpoints of `run`; raise if one is unreadable, because its files are unknown then."""
+    """Return the checkpoints of `run`; raise if one is unreadable, because the files that it uses are unknown."""
     readable = checkpoints.of(run)
     folder = checkpoints.project.checkpoints / run
-    names = [name for name in folder.iterdir() if name.suffix == ".json"]
-    names = [name for name in names if not name.name.startswith(".")]
-    read_names = {f"{checkpoint.seq:08d}.json" for checkpoint in readable}
-    for path in names:
-        if path.name not in read_names and path.exists():
+    manifests = [name for name in folder.iterdir() if name.suffix == ".json"]
+    manifests = [name for name in manifests if not name.name.startswith(".")]
+    readable_names = {f"{checkpoint.seq:08d}.json" for checkpoint in readable}
+    for manifest in manifests:
+        if manifest.name not in readable_names and manifest.exists():
             try:
-                checkpoints.get(
-                    f"{run}/{int(path.stem)}"
-                )  # raises an error that says what is wrong
+                # raises an error that names the damage
+                checkpoints.get(f"{run}/{int(manifest.stem)}")
             except UsageError:
-                if path.exists():
-                    raise  # else it has just been deleted
+                if manifest.exists():
+                    raise  # else the manifest has just been deleted
     return readable
 
 
 def _files(project: Project) -> dict[Path, tuple[int, int]]:
-    """Return size and modification time of every object, pack and leftover of a killed save."""
+    """Return size and modification time of every object and pack, and of files that killed saves left unfinished."""
     files: dict[Path, tuple[int, int]] = {}
     for root in (project.objects, project.packs, project.checkpoints):
         for folder, _, names in os.walk(root):
@@ -331,13 +355,16 @@ def _files(project: Project) -> dict[Path, tuple[int, int]]:
 
 
 def _remove(path: Path, stamp: int) -> bool:
-    """Remove `path` unless a save has marked it as in use since `stamp`; return True if removed."""
+    """Remove the file `path`, unless a save has marked it as in use; return True if it was removed.
+
+    `stamp` is the time of the file when it was listed.
+    """
     if path.name.startswith("."):
         path.unlink(missing_ok=True)
         return True
-    gone = path.with_name(GONE + path.name)
+    hidden_path = path.with_name(GONE + path.name)
     try:
-        path.rename(gone)
+        path.rename(hidden_path)
     except FileNotFoundError:
         return False
     except OSError as exc:
@@ -345,23 +372,26 @@ def _remove(path: Path, stamp: int) -> bool:
             f"{path} cannot be removed: {exc.strerror or exc}. Make the store writable.",
             slug="store-unwritable",
         ) from exc
-    with contextlib.suppress(FileNotFoundError):  # another garbage collection has renamed it back
-        if gone.stat().st_mtime_ns == stamp:
-            gone.unlink()
+    with contextlib.suppress(
+        FileNotFoundError
+    ):  # another garbage collection has given the file its name back
+        if hidden_path.stat().st_mtime_ns == stamp:
+            hidden_path.unlink()
             return True
-        gone.rename(path)
+        hidden_path.rename(path)
     return False
 
 
 def restore_renamed(project: Project) -> None:
-    """Rename back the files that a killed garbage collection had renamed."""
+    """Give their names back to files that a killed garbage collection had renamed."""
     for root in (project.objects, project.packs):
-        for gone in root.rglob(f"{GONE}*"):
+        for hidden_path in root.rglob(f"{GONE}*"):
             with contextlib.suppress(OSError):
-                gone.rename(gone.with_name(gone.name.removeprefix(GONE)))
+                hidden_path.rename(hidden_path.with_name(hidden_path.name.removeprefix(GONE)))
 
 
-def _recording(project: Project, now: float) -> bool:
+def _is_recording(project: Project, now: float) -> bool:
+    """Return True if a run of the project shows signs of life."""
     for beat in project.runs.glob("*/heartbeat"):
         with contextlib.suppress(OSError):
             if now - beat.stat().st_mtime < RECORDING and not (beat.parent / "end.json").exists():
@@ -370,7 +400,7 @@ def _recording(project: Project, now: float) -> bool:
 
 
 def _clock(project: Project) -> float:
-    """Return the time by the clock of the store's file system, which may be another machine's."""
+    """Return the time by the clock of the store's file system, which another machine may provide."""
     probe = project.writing / f".clock-{os.getpid()}-{os.urandom(4).hex()}"
     try:
         make_folder(probe.parent)
@@ -387,12 +417,13 @@ def _clock(project: Project) -> float:
 
 
 def fit_budget(project: Project, budget: int, run: str) -> Freed:
-    """Collect garbage and thin checkpoints, also those of `run`, until they fit `budget` bytes.
+    """Remove unreferenced files, and checkpoints until the rest fits `budget` bytes.
 
-    Other runs that are still recording keep all of theirs: their next saves refer to them.
+    Checkpoints of `run` may be removed although it is recording. All other runs that are recording keep
+    their checkpoints, because their next saves refer to files of earlier checkpoints.
     """
-    recording = [other.id for other in Runs(project).all() if other.status is Status.RUNNING]
-    from rearview.store.tables.tables import Tables
+    recording_ids = [each.id for each in Runs(project).all() if each.status is Status.RUNNING]
+    from rearview.store.tables.answer_queries import Tables
 
     tables = Tables(project)
     try:
@@ -400,7 +431,7 @@ def fit_budget(project: Project, budget: int, run: str) -> Freed:
             project,
             referenced=lambda: recorded_objects(tables),
             budget=budget,
-            keep=[run_id for run_id in recording if run_id != run],
+            keep=[run_id for run_id in recording_ids if run_id != run],
         )
     finally:
         tables.close()
@@ -409,7 +440,7 @@ def fit_budget(project: Project, budget: int, run: str) -> Freed:
 def recorded_objects(tables: Tables, without: Collection[str] = ()) -> list[str]:
     """Return the oids of objects that records refer to, also inside lists and dictionaries.
 
-    Records of the runs in `without` do not count.
+    Records of the runs in `without` are ignored.
     """
     from rearview.store.tables.connection import quoted
 

@@ -1,8 +1,8 @@
 """Remove runs: their records, checkpoints, replays and versions, and nothing that other runs need.
 
-A run disappears in one step: its folder is renamed into `.rearview/removed/`, and from then on it does not
-exist for readers. Its other files are removed after that; an interrupted removal is completed by the next
-removal or garbage collection.
+First the folder of the run is renamed into `.rearview/removed/`; from then on readers do not find the run. Its
+other files are removed afterwards. If a removal is interrupted, the next removal or garbage collection
+completes it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pathlib import Path
 from rearview.errors import DamagedError, RearviewError, UsageError
 from rearview.model import Status
 from rearview.store.checkpoints.checkpoints import Checkpoints
-from rearview.store.files import make_folder, read_lines, write_error
-from rearview.store.labels import labels_of
+from rearview.store.create_files import make_folder, write_error
+from rearview.store.json_files import read_lines
 from rearview.store.project import EVENT_FILES, Project
-from rearview.store.runs import FORMAT, Runs
+from rearview.store.runs import FORMAT, Runs, labels_of
 from rearview.store.versions.versions import Versions
 
 FOLDER = "removed"
@@ -35,26 +35,30 @@ class RunRemoval:
     checkpoints: int
     replays: tuple[str, ...]
     nbytes: int
-    """Bytes of its records and replays; garbage collection frees those of its checkpoints."""
+    """Bytes of its records and replays; the bytes of its checkpoints are freed by garbage collection."""
 
 
 def removal_of(project: Project, run: str, *, together: Collection[str] = ()) -> RunRemoval:
-    """Return the checkpoints, replays and bytes of a run; raise if a run that is not in `together` needs it."""
+    """Return how much the removal of a run would remove; raise if the run is in use.
+
+    A run is in use if it is running, if another run was started from it, or if it holds files of the user's
+    project. The runs in `together` will be removed, too, and do not count.
+    """
     runs = Runs(project)
     _refuse_if_used(runs, run, together)
     folder = runs.folder(run)
     replays = tuple(_replays(folder))
-    places = [folder, *(project.replays / replay for replay in replays)]
+    folders = [folder, *(project.replays / replay for replay in replays)]
     checkpoints = Checkpoints(project).of(run)
-    return RunRemoval(run, len(checkpoints), replays, sum(map(_size, places)))
+    return RunRemoval(run, len(checkpoints), replays, sum(map(_size, folders)))
 
 
 def remove(project: Project, versions: Versions, run: str) -> None:
-    """Remove a run, after `removal_of` has allowed it; garbage collection frees what only it used."""
-    place = project.store / FOLDER
+    """Remove a run for which `removal_of` did not raise; garbage collection frees the objects that only it used."""
+    removed_runs = project.store / FOLDER
     try:
-        make_folder(place)
-        Runs(project).folder(run).rename(place / run)
+        make_folder(removed_runs)
+        Runs(project).folder(run).rename(removed_runs / run)
         finish_removals(project, versions)
     except OSError as exc:
         raise write_error(exc, f"The removal of run {run}", project.store) from exc
@@ -62,8 +66,8 @@ def remove(project: Project, versions: Versions, run: str) -> None:
 
 def unfinished(project: Project) -> list[tuple[str, str]]:
     """Return id and name of each run whose removal was interrupted."""
-    place = project.store / FOLDER
-    folders = sorted(place.iterdir()) if place.is_dir() else []
+    removed_runs = project.store / FOLDER
+    folders = sorted(removed_runs.iterdir()) if removed_runs.is_dir() else []
     return [
         (folder.name, labels_of(read_lines(folder / "events.jsonl", FORMAT)).name)
         for folder in folders
@@ -87,13 +91,14 @@ def finish_removals(project: Project, versions: Versions) -> None:
 
 
 def drop_empty_packs(project: Project, runs: Collection[str]) -> None:
-    """Remove the pack folders of removed runs that garbage collection has emptied."""
+    """Remove the pack folders of removed runs, if garbage collection has emptied them."""
     for run in runs:
-        with contextlib.suppress(OSError):  # it holds packs that other runs need, or does not exist
+        with contextlib.suppress(OSError):  # the folder still holds packs, or does not exist
             (project.packs / run).rmdir()
 
 
 def _refuse_if_used(runs: Runs, run: str, together: Collection[str]) -> None:
+    """Raise if a run is in use, as `removal_of` says."""
     with contextlib.suppress(DamagedError):  # a damaged run can be removed, too
         if runs.get(run).status is Status.RUNNING:
             raise UsageError(
@@ -109,11 +114,11 @@ def _refuse_if_used(runs: Runs, run: str, together: Collection[str]) -> None:
             "their origin. Remove those runs first.",
             slug="run-in-use",
         )
-    aside = runs.folder(run) / "aside"
-    kept = next((path for path in aside.rglob("*") if not path.is_dir()), None)
-    if kept is not None:
+    aside_folder = runs.folder(run) / "aside"
+    project_file = next((path for path in aside_folder.rglob("*") if not path.is_dir()), None)
+    if project_file is not None:
         raise UsageError(
-            f"Run {run} is not removed: {aside} holds files of your project, such as {kept.name}, "
+            f"Run {run} is not removed: {aside_folder} holds files of your project, such as {project_file.name}, "
             f"which were put there while the run was resumed. Resume it (`rearview resume {run}`), "
             "or move those files back yourself.",
             slug="run-in-use",
@@ -121,12 +126,12 @@ def _refuse_if_used(runs: Runs, run: str, together: Collection[str]) -> None:
 
 
 def _replay_lines(folder: Path) -> Iterator[dict[str, object]]:
-    with contextlib.suppress(RearviewError):  # of a newer format: leave its replays
+    with contextlib.suppress(RearviewError):  # of a newer format: its replays are not removed
         yield from read_lines(folder / "replays.jsonl", FORMAT)
 
 
 def _replays(folder: Path) -> list[str]:
-    """Return the replays of a run, without ids that would lead out of the folder of replays."""
+    """Return the ids of the replays of a run; leave out ids that are a path to another folder."""
     ids = dict.fromkeys(str(line.get("replay", "")) for line in _replay_lines(folder))
     return [name for name in ids if name and name == Path(name).name and name != ".."]
 
@@ -147,23 +152,23 @@ def _derived_in_use(project: Project) -> set[str]:
 
 def _size(folder: Path) -> int:
     total = 0
-    for place, _, names in os.walk(folder):
+    for subfolder, _, names in os.walk(folder):
         for name in names:
             with contextlib.suppress(OSError):
-                total += os.lstat(Path(place, name)).st_size
+                total += os.lstat(Path(subfolder, name)).st_size
     return total
 
 
 def _delete(path: Path) -> None:
-    """Remove a folder, or the link in its place; never the target of a link."""
+    """Remove a folder, or a link of this name; never the target of a link."""
     if path.is_symlink() or path.is_file():
         path.unlink()
     elif path.is_dir():
-        for place, folders, _ in os.walk(path):  # a program may have made them read-only
+        for subfolder, folders, _ in os.walk(path):  # a program may have made folders read-only
             for name in folders:
-                inside = Path(place, name)
-                if not inside.is_symlink():
+                inner_folder = Path(subfolder, name)
+                if not inner_folder.is_symlink():
                     with contextlib.suppress(OSError):
-                        inside.chmod(0o700)
-        with contextlib.suppress(FileNotFoundError):  # another process is completing it as well
+                        inner_folder.chmod(0o700)
+        with contextlib.suppress(FileNotFoundError):  # another process completes this removal, too
             shutil.rmtree(path)

@@ -1,6 +1,7 @@
 """Push a run with its checkpoints to a remote, and pull it into another store.
 
-Files are sent first and the pointer last, so that everything a pointer names is there.
+A pointer is a file that names the other files of a run. The pointer is sent last, so that the remote has
+every file that it names.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from rearview.config import Settings
 from rearview.errors import DamagedError, RemoteError
 from rearview.remote.base import Remote, check_key
 from rearview.store.checkpoints.checkpoints import Checkpoints
-from rearview.store.files import close_to_others, make_folder, publish
+from rearview.store.create_files import make_folder, publish, set_store_mode
 from rearview.store.project import FORMAT, Project
 from rearview.store.runs import Runs
 from rearview.store.versions.versions import Versions
@@ -24,14 +25,14 @@ from rearview.store.versions.versions import Versions
 _FOLDERS = frozenset(("runs", "checkpoints", "packs", "objects"))
 """Folders of a store that hold files of runs."""
 _ATTEMPTS = 3
-"""How often files are listed again because one of them was removed during the push."""
+"""Most attempts to list and send the files, if a file is removed during the push."""
 
 
 class Pointer(msgspec.Struct, frozen=True):
-    """File at a remote that names the last run of one command."""
+    """A file at a remote: the last run of one command, and the files of this run."""
 
     format: int
-    """Format of the store it came from."""
+    """Format of the store from which the run was pushed."""
     run: str
     version: str
     files: tuple[str, ...]
@@ -51,32 +52,32 @@ def command_key(target: str, args: Sequence[str]) -> str:
 def push(
     project: Project, run: str, remote: Remote, key: str, pushed: dict[str, object] | None = None
 ) -> int:
-    """Send everything that is needed to resume `run` to `remote`; return the bytes that were new.
+    """Send to `remote` all files that are needed to resume `run`; return the number of bytes sent.
 
-    May be called repeatedly while the run continues; `pushed` remembers the files that the remote has.
+    May be called again while the run continues: `pushed` remembers the files that the remote has, by path.
     """
     pushed = {} if pushed is None else pushed
-    about = Runs(project).get(run)
-    version = about.version
+    run_facts = Runs(project).get(run)
+    version = run_facts.version
     for attempt in range(_ATTEMPTS):
         try:
-            files = sorted({*_of_run(project, run), *_of_checkpoints(project, run)})
+            files = sorted({*_files_of_run(project, run), *_files_of_checkpoints(project, run)})
             sent = sum(_send(project, path, remote, pushed) for path in files)
             break
         except FileNotFoundError:  # a garbage collection removed a checkpoint since it was listed
             if attempt == _ATTEMPTS - 1:
                 raise
-    for source in {version, about.source} - {"", *pushed}:
-        if remote.stat(f"versions/{source}") is None:
-            packed = msgspec.msgpack.encode(Versions(project, Settings()).packed(source))
-            sent += _put(remote, f"versions/{source}", packed)
-        pushed[source] = True
+    for source_version in {version, run_facts.source} - {"", *pushed}:
+        if remote.stat(f"versions/{source_version}") is None:
+            packed = msgspec.msgpack.encode(Versions(project, Settings()).packed(source_version))
+            sent += _put(remote, f"versions/{source_version}", packed)
+        pushed[source_version] = True
     pointer = Pointer(project.check(), run, version, tuple(files))
     return sent + _put(remote, key, msgspec.json.encode(pointer))
 
 
 def _send(project: Project, path: str, remote: Remote, pushed: dict[str, object]) -> int:
-    """Send one file unless the remote has it; return the bytes that were new."""
+    """Send one file if the remote does not have it; return the number of bytes sent."""
     local = project.store / path
     if not path.startswith("runs/"):  # objects and manifests never change
         if path in pushed:
@@ -85,17 +86,17 @@ def _send(project: Project, path: str, remote: Remote, pushed: dict[str, object]
         pushed[path] = True
         return size
     facts = local.stat()
-    state = (facts.st_size, facts.st_mtime_ns)
-    if pushed.get(path) == state:
+    size_and_time = (facts.st_size, facts.st_mtime_ns)
+    if pushed.get(path) == size_and_time:
         return 0
-    # the run may append to it: send a copy, because the remote compares what it received
+    # send a copy: the run may append to the file, and the remote compares what it received with the file
     size = _put(remote, path, local.read_bytes())
-    pushed[path] = state
+    pushed[path] = size_and_time
     return size
 
 
 def pending_runs(remote: Remote) -> dict[str, str]:
-    """Return the runs at a remote with the keys of their pointers, the newest run last."""
+    """Return a mapping from each run at a remote to the key of its pointer; the newest run is last."""
     runs = {}
     for key in remote.list("commands/"):
         pointer = msgspec.json.decode(_get(remote, key), type=Pointer)
@@ -104,7 +105,10 @@ def pending_runs(remote: Remote) -> dict[str, str]:
 
 
 def pull(project: Project, remote: Remote, key: str) -> str | None:
-    """Copy the last run of a command into the store; return its id, None if there is none."""
+    """Copy the last run of a command into the store.
+
+    `key` is the key of its pointer. Return the id of the run, or None if the remote has no such pointer.
+    """
     if remote.stat(key) is None:
         return None
     pointer = msgspec.json.decode(_get(remote, key), type=Pointer)
@@ -116,7 +120,7 @@ def pull(project: Project, remote: Remote, key: str) -> str | None:
         )
     _check_names(pointer, key)
     project.needs(pointer.format)
-    # manifests last: a checkpoint exists only when its objects do
+    # manifests last: a checkpoint must not be found before its objects
     for path in sorted(pointer.files, key=lambda path: path.startswith("checkpoints/")):
         check_key(path)
         local = project.store / path
@@ -124,7 +128,7 @@ def pull(project: Project, remote: Remote, key: str) -> str | None:
             continue
         make_folder(local.parent)
         remote.get(path, local)
-        close_to_others(local)
+        set_store_mode(local)
     if pointer.version:
         _adopt(project, remote, pointer.run, pointer.version)
         source = Runs(project).get(pointer.run).source
@@ -134,6 +138,7 @@ def pull(project: Project, remote: Remote, key: str) -> str | None:
 
 
 def _adopt(project: Project, remote: Remote, name: str, version: str) -> None:
+    """Fetch a version from a remote and store it under `name`; raise if it has another hash."""
     packed = msgspec.msgpack.decode(
         _get(remote, f"versions/{version}"), type=dict[str, tuple[str, bytes]]
     )
@@ -158,13 +163,13 @@ def _check_names(pointer: Pointer, key: str) -> None:
             )
 
 
-def _of_run(project: Project, run: str) -> Iterator[str]:
+def _files_of_run(project: Project, run: str) -> Iterator[str]:
     for file in (project.runs / run).iterdir():
         if file.is_file() and not file.name.startswith(".") and file.name != "heartbeat":
             yield str(file.relative_to(project.store))
 
 
-def _of_checkpoints(project: Project, run: str) -> Iterator[str]:
+def _files_of_checkpoints(project: Project, run: str) -> Iterator[str]:
     store = Checkpoints(project)
     for checkpoint in store.of(run):
         yield f"checkpoints/{run}/{checkpoint.seq:08d}.json"

@@ -1,6 +1,7 @@
-"""Check every byte of the store, and repair damaged files where possible.
+"""Check every byte of the store, and repair damaged files if possible.
 
-Nothing is deleted: damaged files move to `.rearview/damaged/`.
+A repair moves damaged files to `.rearview/damaged/`; it deletes only stored states of cells, which a replay can
+compute again.
 """
 
 from __future__ import annotations
@@ -21,23 +22,16 @@ from rearview.store import printed_lines, recorded_inputs, trust
 from rearview.store.checkpoints.checkpoints import Checkpoints, check_owner
 from rearview.store.checkpoints.manifest import checkpoint_of, pack_body, seal, unseal
 from rearview.store.checkpoints.objects import Objects
-from rearview.store.files import (
-    CHECKED,
-    damaged_lines,
-    decode_facts,
-    make_folder,
-    publish,
-    read_facts,
-    write_error,
-)
+from rearview.store.create_files import make_folder, publish, write_error
+from rearview.store.json_files import CHECKED, damaged_lines, decode_facts, read_facts
 from rearview.store.maintenance.gc import restore_renamed
 from rearview.store.project import FORMAT, Project
-from rearview.store.records import repaired, scan
+from rearview.store.records import scan, without_damage
 from rearview.store.runs import ACCOUNT, Runs
 from rearview.store.runs import FORMAT as FACTS
 from rearview.store.tables.connection import Duck
+from rearview.store.tables.convert_to_parquet import unreadable_lines
 from rearview.store.tables.record_files import summary_of
-from rearview.store.tables.seal import unreadable
 from rearview.store.versions.git import LooseDatabase
 from rearview.store.versions.versions import Versions
 
@@ -46,10 +40,10 @@ class FileCheck(NamedTuple):
     """Result of checking one file of records."""
 
     file: Path
-    what: str = ""
-    """The damage in words; empty if it is intact."""
-    checked: bool = True
-    """False for a file without checksums: it can be read, and no more is known."""
+    damage: str = ""
+    """The damage in words; empty if the file is intact."""
+    has_checksums: bool = True
+    """False for a file of an old format without checksums: changed values in it are not noticed."""
 
 
 def check_records(project: Project) -> Iterator[str]:
@@ -65,8 +59,8 @@ def check_records(project: Project) -> Iterator[str]:
             except RearviewError as exc:
                 yield str(exc)
             for check in check_record_files(duck, runs.folder(run)):
-                if check.what:
-                    yield f"{check.file} {check.what}"
+                if check.damage:
+                    yield f"{check.file} {check.damage}"
     finally:
         duck.close()
 
@@ -76,26 +70,31 @@ def check_record_files(duck: Duck, folder: Path) -> Iterator[FileCheck]:
     for file in sorted(folder.glob("records-*")):
         try:
             if file.suffix == ".jsonl":
-                yield _lines(file)
+                yield _check_lines(file)
             elif file.suffix == ".parquet":
-                yield FileCheck(file, checked=bool(summary_of(duck, file).check))
+                yield FileCheck(file, has_checksums=bool(summary_of(duck, file).check))
         except FileNotFoundError:
-            continue  # a reader has just sealed it
+            continue  # a reader has just converted the file to Parquet
         except DamagedError as exc:
             yield FileCheck(file, f"is damaged: {exc}")
         except OSError as exc:
             yield FileCheck(file, f"cannot be read: {exc.strerror or exc}")
 
 
-def _lines(file: Path) -> FileCheck:
+def _check_lines(file: Path) -> FileCheck:
+    """Return the result of checking a file of records that is not sealed yet."""
     scanned = scan(file)
     if scanned.header.format >= CHECKED:
         return FileCheck(
             file, f"has lost at least {plural(scanned.lost, 'record')}" if scanned.lost else ""
         )
-    bad = unreadable(scanned.lines)
-    what = f"has {plural(bad, 'line')} that cannot be read; all others can." if bad else ""
-    return FileCheck(file, what, checked=False)
+    unreadable = unreadable_lines(scanned.lines)
+    damage = (
+        f"has {plural(unreadable, 'line')} that cannot be read; all others can."
+        if unreadable
+        else ""
+    )
+    return FileCheck(file, damage, has_checksums=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,17 +103,18 @@ class Problem:
 
     path: Path
     what: str
+    """The damage in words."""
     done: str = ""
-    """How it was repaired; empty if it was not."""
+    """How the file was repaired; empty if it was not repaired."""
     lost: tuple[str, ...] = ()
-    """Checkpoints that cannot be loaded because of it."""
+    """Checkpoints that cannot be loaded because of the damage."""
     run: str = ""
-    """Run whose file it is; empty if the file belongs to no single run."""
+    """Run to which the file belongs; empty if it is not of a single run."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """The numbers of checked runs, checkpoints and objects, and the problems."""
+    """The result of checking a store: how much was checked, and the damaged files."""
 
     objects: int = 0
     packs: int = 0
@@ -123,7 +123,7 @@ class VerifyReport:
     nbytes: int = 0
     problems: tuple[Problem, ...] = ()
     unchecked: int = 0
-    """Files of an old format without checksums: they can be read, and no more is known."""
+    """Number of files of an old format without checksums: changed values in them are not noticed."""
 
     @property
     def ok(self) -> bool:
@@ -139,10 +139,11 @@ def verify(
     fetch: Callable[[str], bytes | None] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> VerifyReport:
-    """Check every byte of the store; with `repair` rebuild damaged files, or move them aside.
+    """Check every byte of the store; with `repair`, rebuild damaged files or move them to `.rearview/damaged/`.
 
-    `versions` are those of the project, which may be in the user's git. `fetch` returns the content of an
-    object from another place by its oid, or None. `progress` is called with the bytes checked.
+    `versions` reads the source of the project's versions, which may be in the user's git. `fetch(oid)` returns
+    a copy of an object from a remote, or None if the remote has none. `progress` is called with the number of
+    bytes checked so far.
     """
     sources = versions or Versions(project, Settings())
     check = _Check(project, repair, fetch, progress or (lambda _: None), sources)
@@ -151,17 +152,17 @@ def verify(
             restore_renamed(project)
         check.format()
         check.runs()
-        check.objects_of_their_own()
+        check.single_objects()
         check.manifests()
         check.versions()
-        check.kept_states()
+        check.cell_states()
     except OSError as exc:
         raise write_error(exc, "A repair", project.store) from exc
     return VerifyReport(
         objects=check.objects,
         packs=len(check.packs),
         checkpoints=check.checkpoints,
-        runs=check.seen_runs,
+        runs=check.checked_runs,
         nbytes=check.nbytes,
         problems=tuple(check.problems),
         unchecked=check.unchecked,
@@ -170,6 +171,8 @@ def verify(
 
 @dataclass(slots=True)
 class _Check:
+    """A check of a store. Each method checks one part of the store, and adds damaged files to `problems`."""
+
     project: Project
     repair: bool
     fetch: Callable[[str], bytes | None] | None
@@ -178,12 +181,12 @@ class _Check:
     problems: list[Problem] = field(default_factory=list)
     objects: int = 0
     checkpoints: int = 0
-    seen_runs: int = 0
+    checked_runs: int = 0
     nbytes: int = 0
     unchecked: int = 0
     packs: set[str] = field(default_factory=set)
     verdicts: dict[ObjectRef, str] = field(default_factory=dict)
-    """The damage of a part in words; empty if it is intact."""
+    """Mapping from a part of a checkpoint to its damage in words, empty if the part is intact."""
 
     def format(self) -> None:
         try:
@@ -191,21 +194,21 @@ class _Check:
         except StoreError as exc:
             if exc.slug == "store-newer":
                 raise
-            done = ""
+            repair = ""
             if self.repair:
                 self._write_format()
-                done = "rewritten"
-            self._note(self.project.store / "format", str(exc), done)
+                repair = "rewritten"
+            self._note(self.project.store / "format", str(exc), repair)
             return
         layout = trust.layout_of(self.project.store)
         text = (self.project.store / "format").read_bytes()
         if not 1 <= int(text) <= FORMAT:
-            what = f"is {text!r}, which is not a format of a store"
-            self._note(self.project.store / "format", what, self._write_format())
+            damage = f"is {text!r}, which is not a format of a store"
+            self._note(self.project.store / "format", damage, self._write_format())
         identity = self.project.store / trust.FILE
         if layout is None and identity.exists():
-            what = "is damaged: the store is not known to have been made here"
-            self._note(identity, what, self._aside(identity))
+            damage = "is damaged: the store is not known to have been made here"
+            self._note(identity, damage, self._aside(identity))
 
     def _write_format(self) -> str:
         if not self.repair:
@@ -218,7 +221,7 @@ class _Check:
         duck = Duck(self.project.store)
         try:
             for folder in self._folders(self.project.runs):
-                self.seen_runs += 1
+                self.checked_runs += 1
                 self._facts(folder)
                 for name in (
                     "events.jsonl",
@@ -231,16 +234,16 @@ class _Check:
                 self._printed(folder)
                 self._clock(folder)
                 for check in check_record_files(duck, folder):
-                    self.unchecked += not check.checked
-                    if check.what:
-                        self._note(check.file, check.what, self._without_damage(check.file))
+                    self.unchecked += not check.has_checksums
+                    if check.damage:
+                        self._note(check.file, check.damage, self._without_damage(check.file))
         finally:
             duck.close()
 
-    def _folders(self, place: Path) -> list[Path]:
+    def _folders(self, parent: Path) -> list[Path]:
         return (
-            sorted(folder for folder in place.iterdir() if folder.is_dir())
-            if place.is_dir()
+            sorted(folder for folder in parent.iterdir() if folder.is_dir())
+            if parent.is_dir()
             else []
         )
 
@@ -252,96 +255,104 @@ class _Check:
             except FileNotFoundError:
                 continue
             except DamagedError as exc:
-                done = self._aside(path)
-                lost = "how it ended, its loops and its costs"
+                repair = self._aside(path)
+                lost_facts = "how it ended, its loops and its costs"
                 if name == "run.json" and self.repair:
-                    version = self.sources.names().get(f"runs/{folder.name}", "")
+                    version = self.sources.versions_by_ref().get(f"runs/{folder.name}", "")
                     Runs(self.project).rebuild(folder.name, version)
-                    lost = "its command, its arguments and its surroundings"
-                    done += "; rewritten from its id and its version"
-                self._note(path, str(exc), f"{done}; {lost} are lost" if done else "")
+                    lost_facts = "its command, its arguments and its surroundings"
+                    repair += "; rewritten from its id and its version"
+                self._note(path, str(exc), f"{repair}; {lost_facts} are lost" if repair else "")
 
     def _lines(self, path: Path) -> None:
-        """Check a file of facts, in which each line has its own checksum."""
-        bad = damaged_lines(path, FACTS)
-        if not bad:
+        """Check a file of JSON lines, each of which has a checksum."""
+        damaged = damaged_lines(path, FACTS)
+        if not damaged:
             return
-        done = ""
+        repair = ""
         if self.repair:
-            good = [line for line in path.read_bytes().split(b"\n") if decode_facts(line, FACTS)]
-            done = f"{self._aside(path)}; intact lines stay"
-            publish(path, b"".join(line + b"\n" for line in good))
-        self._note(path, f"{plural(bad, 'line')} damaged, or cut off by a kill", done)
+            intact = [line for line in path.read_bytes().split(b"\n") if decode_facts(line, FACTS)]
+            repair = f"{self._aside(path)}; intact lines stay"
+            publish(path, b"".join(line + b"\n" for line in intact))
+        self._note(path, f"{plural(damaged, 'line')} damaged, or cut off by a kill", repair)
 
     def _printed(self, folder: Path) -> None:
         path = folder / printed_lines.FILE
-        good, bad = printed_lines.intact_lines(folder)
-        if good and not printed_lines.is_checked(folder):
+        intact, damaged = printed_lines.intact_lines(folder)
+        if intact and not printed_lines.has_checksums(folder):
             self.unchecked += 1
-        if not bad:
+        if not damaged:
             return
-        done = ""
+        repair = ""
         if self.repair:
-            done = f"{self._aside(path)}; intact lines stay"
-            publish(path, b"".join(line + b"\n" for line in good))
-        self._note(path, f"{plural(bad, 'printed line')} damaged", done)
+            repair = f"{self._aside(path)}; intact lines stay"
+            publish(path, b"".join(line + b"\n" for line in intact))
+        self._note(path, f"{plural(damaged, 'printed line')} damaged", repair)
 
     def _clock(self, folder: Path) -> None:
         path = folder / recorded_inputs.CLOCK_FILE
         try:
             recorded_inputs.read_clock(path)
         except DamagedError as exc:
-            done = self._aside(path)
-            if done:
+            repair = self._aside(path)
+            if repair:
                 recorded_inputs.remove_clock(path)
-            lost = "its clock readings are lost: replays of it may differ"
-            self._note(path, str(exc), f"{done}; {lost}" if done else "")
+            loss = "its clock readings are lost: replays of it may differ"
+            self._note(path, str(exc), f"{repair}; {loss}" if repair else "")
 
     def _without_damage(self, file: Path) -> str:
-        """If repairing, move a file of records aside and put its intact records in its place."""
+        """Return how a damaged file of records was repaired, or "" without `repair`.
+
+        The file is moved to `.rearview/damaged/`, and its intact records are written to a new file of its name.
+        """
         if not self.repair:
             return ""
-        intact = repaired(file) if file.suffix == ".jsonl" else None
-        done = self._aside(file)
+        intact = without_damage(file) if file.suffix == ".jsonl" else None
+        repair = self._aside(file)
         if intact is None:
-            return f"{done}; all records in it are lost"
+            return f"{repair}; all records in it are lost"
         publish(file, intact)
-        return f"{done}; intact records stay"
+        return f"{repair}; intact records stay"
 
-    def kept_states(self) -> None:
+    def cell_states(self) -> None:
         """Check the states and measurements of cells that replays of many versions keep."""
-        place = self.project.store / "multiversion"
-        for folder in self._folders(place / "states"):
-            what = _state_damage(folder)
-            if what:
-                # it is computed again by the next replay that needs it
-                done = "removed" if self.repair else ""
+        multiversion_folder = self.project.store / "multiversion"
+        for folder in self._folders(multiversion_folder / "states"):
+            damage = _state_damage(folder)
+            if damage:
+                # the next replay that needs the state computes it again
+                repair = "removed" if self.repair else ""
                 if self.repair:
                     shutil.rmtree(folder, ignore_errors=True)
-                self._note(folder, what, done)
-        file = place / "cells.jsonl"
+                self._note(folder, damage, repair)
+        file = multiversion_folder / "cells.jsonl"
         if file.is_file():
-            bad = sum(not _is_json(line) for line in file.read_bytes().splitlines())
-            if bad:
-                what = f"has {plural(bad, 'line')} that cannot be read; all others can."
-                self._note(file, what, "skipped")
+            unreadable_lines = sum(not _is_json(line) for line in file.read_bytes().splitlines())
+            if unreadable_lines:
+                damage = (
+                    f"has {plural(unreadable_lines, 'line')} that cannot be read; all others can."
+                )
+                self._note(file, damage, "skipped")
 
     def versions(self) -> None:
         try:
             for damage in self.sources.damage():
-                path, done = damage.file, ""
-                lost = damage.name.removeprefix("runs/")
-                if self.repair and isinstance(damage.home, LooseDatabase):
-                    done = self._aside(path) if path.is_file() else ""
+                path, repair = damage.file, ""
+                version_name = damage.name.removeprefix("runs/")
+                if self.repair and isinstance(damage.database, LooseDatabase):
+                    repair = self._aside(path) if path.is_file() else ""
                     if damage.ref.is_file() and path != damage.ref:
-                        done += f", {self._aside(damage.ref)}"
-                    done += f"; the source of {lost} is lost"
-                what = f"{damage.oid[:12]}, part of the source of {lost}, {damage.what}"
-                self._note(path, what, done)
+                        repair += f", {self._aside(damage.ref)}"
+                    repair += f"; the source of {version_name} is lost"
+                text = (
+                    f"{damage.oid[:12]}, part of the source of {version_name}, {damage.description}"
+                )
+                self._note(path, text, repair)
         except (VersionError, OSError) as exc:
             self._note(self.project.store / "versions.git", str(exc))
 
-    def objects_of_their_own(self) -> None:
+    def single_objects(self) -> None:
+        """Check the objects that are files of their own; small objects are in packs, with their manifests."""
         store = Objects(self.project)
         for oid in store.all():
             self.objects += 1
@@ -349,7 +360,7 @@ class _Check:
             try:
                 ref = store.ref(oid)
             except FileNotFoundError:
-                continue  # garbage collection has just removed it
+                continue  # garbage collection has just removed the object
             except OSError:
                 ref = ObjectRef(oid, path.stat().st_size)
             if self._judge(ref) and not self._bring_back(ref):
@@ -375,19 +386,19 @@ class _Check:
         except RearviewError as exc:
             if exc.slug == "store-newer":
                 raise
-            why = str(exc)
+            damage = str(exc)
         for pack in sorted((self.project.packs / path.parent.name).glob(f"{path.stem}-*.pack")):
             body = pack_body(pack)
             if body is None:
                 continue
-            done = ""
+            repair = ""
             if self.repair:
                 self._aside(path)
                 publish(path, seal(body))
-                done = f"rebuilt from {pack.name}"
-            self._note(path, why, done)
+                repair = f"rebuilt from {pack.name}"
+            self._note(path, damage, repair)
             return checkpoint_of(unseal(seal(body), name), store.objects.get)
-        self._note(path, why, self._aside(path), lost=(_id(path),))
+        self._note(path, damage, self._aside(path), lost=(_id(path),))
         return None
 
     def _parts_of(self, store: Checkpoints, checkpoint: Checkpoint, path: Path) -> None:
@@ -396,19 +407,19 @@ class _Check:
         except RearviewError as exc:
             self._note(path, str(exc), self._aside(path), lost=(checkpoint.id,))
             return
-        bad = ""
+        damage = ""
         for ref in refs:
             if ref.pack is not None:
                 self.packs.add(ref.pack)
             elif not store.objects.has(ref.oid):
                 self.verdicts[ref] = f"object {ref.oid[:12]} is missing"
             if self._judge(ref) and not self._bring_back(ref):
-                bad = bad or f"{self.verdicts[ref]} ({store.objects.file(ref).name})"
-        if bad:
-            self._note(path, f"a part is lost: {bad}", self._aside(path), lost=(checkpoint.id,))
+                damage = damage or f"{self.verdicts[ref]} ({store.objects.file(ref).name})"
+        if damage:
+            self._note(path, f"a part is lost: {damage}", self._aside(path), lost=(checkpoint.id,))
 
     def _judge(self, ref: ObjectRef) -> str:
-        """Return the damage of `ref` in words; its bytes are read once."""
+        """Return the damage of a part in words, or "" for an intact part; each part is read only once."""
         verdict = self.verdicts.get(ref)
         if verdict is None:
             verdict = ""
@@ -422,7 +433,7 @@ class _Check:
         return verdict
 
     def _bring_back(self, ref: ObjectRef) -> bool:
-        """Put a good copy from elsewhere in place of a damaged object."""
+        """Replace a damaged object by a copy from the remote; return True if that succeeded."""
         if not self.repair or self.fetch is None or ref.pack is not None:
             return False
         store = Objects(self.project)
@@ -430,34 +441,35 @@ class _Check:
         if data is None:
             return False
         path = store.path(ref.oid)
-        what, done = self.verdicts[ref], "brought back from the remote"
+        damage, repair = self.verdicts[ref], "brought back from the remote"
         if path.exists():
             self._aside(path)
         if store.put(data).oid != ref.oid:
             return False
         self.verdicts[ref] = ""
-        self._note(path, what, done)
+        self._note(path, damage, repair)
         return True
 
     def _aside(self, path: Path) -> str:
+        """If repairing, move a file to `.rearview/damaged/` and return its new place in words, else return ""."""
         if not self.repair:
             return ""
-        place = self.project.damaged / path.relative_to(self.project.store)
-        make_folder(place.parent)
+        target = self.project.damaged / path.relative_to(self.project.store)
+        make_folder(target.parent)
         number = 0
-        while place.exists():
+        while target.exists():
             number += 1
-            place = place.with_name(f"{path.name}.{number}")
+            target = target.with_name(f"{path.name}.{number}")
         with contextlib.suppress(FileNotFoundError):
-            path.rename(place)
-        return f"set aside as {place.relative_to(self.project.store)}"
+            path.rename(target)
+        return f"set aside as {target.relative_to(self.project.store)}"
 
-    def _note(self, path: Path, what: str, done: str = "", lost: tuple[str, ...] = ()) -> None:
-        self.problems.append(Problem(path, what, done, lost, _run_of(path, self.project)))
+    def _note(self, path: Path, damage: str, repair: str = "", lost: tuple[str, ...] = ()) -> None:
+        self.problems.append(Problem(path, damage, repair, lost, _run_of(path, self.project)))
 
 
 def _state_damage(folder: Path) -> str:
-    """Return the damage of a stored state of a cell in words; empty if it is complete."""
+    """Return the damage of a stored state of a cell in words, or "" if the state is complete."""
     try:
         facts = json.loads((folder / "complete.json").read_text("utf-8"))
         size = (folder / "namespace").stat().st_size
@@ -479,7 +491,7 @@ def _is_json(line: bytes) -> bool:
 
 
 def _run_of(path: Path, project: Project) -> str:
-    """Return the run whose folder of records, packs or manifests `path` is in; empty if there is none."""
+    """Return the run whose folder of records, packs or manifests contains `path`, or "" if no such folder does."""
     for folder in (project.runs, project.packs, project.checkpoints):
         if path.is_relative_to(folder):
             return path.relative_to(folder).parts[0]

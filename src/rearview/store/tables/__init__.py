@@ -1,1 +1,1 @@
-"""Records as SQL tables: sealed into Parquet, pivoted, queried with DuckDB."""
+"""Records as SQL tables: converted to Parquet, pivoted, queried with DuckDB."""

@@ -1,4 +1,4 @@
-"""A DuckDB connection in memory, without downloads, and SQL quoting."""
+"""A connection to a DuckDB in memory, which downloads nothing; and functions that quote text for SQL."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rearview.store.files import make_folder
-from rearview.store.values import encodable
+from rearview.store.create_files import make_folder
+from rearview.store.values_as_json import encodable
 
 
 class Duck:
-    """A DuckDB in memory that downloads nothing and reads only `store` and its temporary folder.
+    """A DuckDB in memory that downloads nothing, and reads only files in `store` and in its temporary folder.
 
     >>> Duck().execute("SELECT 40 + 2").fetchall()
     [(42,)]
@@ -35,23 +35,29 @@ class Duck:
         self.folder = Path(tempfile.mkdtemp(prefix="rearview-"))
         """Folder of temporary files for this connection."""
         spill = self.folder
-        if store is not None:  # a disk with room for the records has room to sort them
+        if (
+            store is not None
+        ):  # DuckDB may need disk space to sort records: use the disk of the records, which has room
             with contextlib.suppress(OSError):
                 make_folder(store / "cache")
                 spill = Path(tempfile.mkdtemp(prefix="spill-", dir=store / "cache"))
         self._finish = weakref.finalize(self, _remove, self.folder, spill)
-        with contextlib.suppress(duckdb.Error):  # in a notebook without ipywidgets there is none
+        with contextlib.suppress(
+            duckdb.Error
+        ):  # in a notebook without ipywidgets there is no progress bar
             self.con.execute("SET enable_progress_bar = false")
-        seen = files(f"{folder}/" for folder in (self.folder, store) if folder is not None)
+        allowed_folders = files(
+            f"{folder}/" for folder in (self.folder, store) if folder is not None
+        )
         self.con.execute(
             f"SET memory_limit = '{_memory()}MB'; "
             f"SET TimeZone = 'UTC'; SET temp_directory = {quoted(spill)}; "
-            f"SET allowed_directories = {seen}; SET enable_external_access = false; "
+            f"SET allowed_directories = {allowed_folders}; SET enable_external_access = false; "
             "SET lock_configuration = true; CREATE SCHEMA own"
         )
 
     def execute(self, sql: str, values: Any = None) -> Any:
-        """Run a statement of Rearview (never of the user); return the cursor."""
+        """Run a statement that Rearview wrote, never one of the user; return the cursor."""
         return self.con.execute(sql, values) if values is not None else self.con.execute(sql)
 
     def text_file(self) -> Any:
@@ -61,9 +67,10 @@ class Duck:
     def load(
         self, table: str, columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]
     ) -> None:
-        """Create a table of rows; values are passed as text and cast, so floats stay exact.
+        """Create a table with `rows`; `columns` has the SQL type of each column by name.
 
-        Columns of a list type take JSON.
+        Values are passed to DuckDB as text and converted there, so that floats remain exact. Lists are passed
+        as JSON.
         """
         lines = [
             json.dumps({f"c{k}": _cell(row.get(name)) for k, name in enumerate(columns)})
@@ -101,10 +108,10 @@ def _remove(*folders: Path) -> None:
 def _memory() -> int:
     """Return the megabytes that a query may use: a quarter of the machine's memory, at most 4 GB."""
     try:
-        whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
+        megabytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
     except (ValueError, OSError):
-        whole = 8192
-    return max(512, min(4096, whole // 4))
+        megabytes = 8192
+    return max(512, min(4096, megabytes // 4))
 
 
 def quoted(text: str | Path) -> str:
@@ -122,7 +129,7 @@ def ident(name: str) -> str:
 
 
 def fold(name: str) -> str:
-    """Return a name that is unique even if upper and lower case are not distinguished.
+    """Return `name` in lower case, encoded so that names that differ only in case remain different.
 
     >>> fold("Loss"), fold("loss")
     ('^loss', 'loss')
@@ -131,12 +138,12 @@ def fold(name: str) -> str:
 
 
 def key(letter: str, name: str) -> str:
-    """Return the identifier of an internal column: a letter for its sort, and the name."""
+    """Return the identifier of an internal column: a letter, such as `n` for values or `o` for origins, and the name."""
     return ident(f"{letter}:{fold(name)}")
 
 
 def files(paths: Iterable[str | Path]) -> str:
-    """Return paths as an SQL list."""
+    """Return file paths as an SQL list."""
     return "[" + ", ".join(quoted(path) for path in paths) + "]"
 
 

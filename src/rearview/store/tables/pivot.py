@@ -1,12 +1,13 @@
-"""SQL of the pivoted tables: one row per point, one column per loop and per name. Text only.
+"""Build the SQL of pivoted tables: one row per point, one column per loop and per name. Nothing is executed here.
 
-Columns with a `$` in front are internal: the order of runs, the ranks and iterations of loops, and the
-occurrence. `n:` and `o:` before a name are its value and its origin at one depth. A column that holds values of
-several kinds gets one kind that loses none of them.
+Columns whose name begins with `$` are internal: the order of runs, the ranks and iterations of loops, and the
+occurrence (several values of one name at one point are occurrences 0, 1, …). Columns `n:` and `o:` before a name
+hold its values and their origins at one loop path. If a column holds values of several kinds, all are converted to a
+kind that can express each of them.
 
-On request, missing numbers are filled by linear interpolation: if the same run has a value of that name
-before and after it in the same execution of the same loop; the distance is counted in iterations. Nothing is
-extrapolated, and nothing is filled between values that are infinite or not a number.
+On request, missing numbers are filled by linear interpolation between the values of a name before and after, in one
+execution of one loop of one run; the distance is counted in iterations. Nothing is extrapolated, and nothing is
+interpolated next to a value that is infinite or not a number.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rearview.store.tables.connection import ident, key, quoted
-from rearview.store.values import restore, restore_json
+from rearview.store.values_as_json import restore, restore_json
 
 TYPES = {
     "float": "DOUBLE",
@@ -31,13 +32,13 @@ TYPES = {
     "bigint": "VARCHAR",
     "mixed": "VARCHAR",
 }
-"""SQL type of a column by its kind; `mixed` is the JSON text of `store.values`."""
+"""SQL type of a column by its kind; a column of the kind `mixed` holds JSON text as in `store.values_as_json`."""
 
 
-def unify(kinds: Iterable[str]) -> str:
-    """Return the kind of a column that holds values of these kinds without losing any.
+def common_kind(kinds: Iterable[str]) -> str:
+    """Return the kind of a column that can hold values of all these kinds exactly.
 
-    >>> unify(["float", "int", "null"]), unify(["str", "float"]), unify([])
+    >>> common_kind(["float", "int", "null"]), common_kind(["str", "float"]), common_kind([])
     ('float', 'mixed', 'float')
     """
     present = set(kinds) - {"null"}
@@ -69,8 +70,8 @@ _JSON = {
 }
 
 
-def cell(kind: str) -> str:
-    """Return the SQL that reads a value of the table of records as a column of that kind."""
+def cell_sql(kind: str) -> str:
+    """Return SQL that converts a record, a row with one value, to the value of a column of the given kind."""
     if kind == "mixed":
         as_json = " ".join(
             f"WHEN '{stored_kind}' THEN {_JSON[key].format(column)}"
@@ -98,8 +99,8 @@ def cell(kind: str) -> str:
     }.get(kind, '"text"')
 
 
-def recast(column: str, kind: str, to: str) -> str:
-    """Return the SQL that converts a column of one kind to a wider kind."""
+def cast_sql(column: str, kind: str, to: str) -> str:
+    """Return SQL that converts a column from its kind to the more general kind `to`."""
     if kind == to:
         return column
     if to == "mixed":
@@ -108,9 +109,10 @@ def recast(column: str, kind: str, to: str) -> str:
 
 
 def decode(value: Any, kind: str, stored: Callable[[dict[str, Any]], Any] | None = None) -> Any:
-    """Return the Python value of a cell of that kind.
+    """Return the Python value of a cell in a column of the given kind.
 
-    `stored` returns the replacement for the description of an array, tensor, image or histogram.
+    `stored` is called with the description of an array, tensor, image or histogram, and returns the value to put
+    in its place; if `stored` is None, the description is returned.
     """
     if value is None or kind in {"float", "int", "bool", "str"}:
         return value
@@ -123,7 +125,7 @@ def decode(value: Any, kind: str, stored: Callable[[dict[str, Any]], Any] | None
 
 
 def encode(value: Any) -> tuple[str, str | None]:
-    """Return (kind, text) of a converted value, for the arguments of a run.
+    """Return kind and text of an argument of a run, given its value from `values_as_json.convert`.
 
     >>> encode(0.1), encode({"$json": [1]}), encode(True)
     (('float', '0.1'), ('json', '[1]'), ('bool', 'true'))
@@ -154,8 +156,8 @@ ORIGIN = (
     "CASE WHEN l.replay IS NULL THEN 'recorded' WHEN starts_with(l.replay, '$') "
     "THEN substr(l.replay, 2) ELSE coalesce(r.origin, 'unproved') END"
 )
-"""SQL of the origin of a record `l`, given the row `r` of its replay."""
-WINNERS = """
+"""SQL for the origin of a record `l`, joined with the row `r` of its replay."""
+RANKED = """
   SELECT *, row_number() OVER (PARTITION BY run, path, indices, name ORDER BY process, seq) - 1 AS occ
   FROM (SELECT l.*, {origin} AS origin
     FROM ({source}) l LEFT JOIN own.replays r ON l.run = r.run AND l.replay = r.replay
@@ -163,21 +165,21 @@ WINNERS = """
       starts_with(l.replay, '$'), attempt DESC, r.rank NULLS LAST, r.ord DESC NULLS LAST, l.replay) = 1)""".replace(
     "{origin}", ORIGIN
 )
-"""SQL that picks among several values of one name and point: the run's own before those of replays, the last
-attempt before earlier ones, then by the verdict on the replay (exact first), newer before older; captured
-values last. All values of the winning source are kept."""
+"""SQL that selects among several values of one name at one point. Values of the run itself win over values of
+replays, the last attempt over earlier attempts, a replay with a better verdict (exact is best) over other replays,
+and a newer replay over an older replay; captured values lose. All values from the winning source are selected."""
 
-PLAIN = "SELECT *, 'recorded' AS origin, 0 AS occ FROM ({source})"
-"""The same for records of which no two have one name and point."""
+UNRANKED = "SELECT *, 'recorded' AS origin, 0 AS occ FROM ({source})"
+"""SQL to use in place of `RANKED` if no two records have one name and point."""
 
 
 def depth(path: str) -> int:
-    """Return how many loops a path has."""
+    """Return the number of loops of a loop path."""
     return path.count("/") + 1 if path else 0
 
 
 def prefixes(path: str) -> list[str]:
-    """Return the proper prefixes of a path, outermost first.
+    """Return the loop paths around a loop path, the outermost first.
 
     >>> prefixes("epoch/step")
     ['', 'epoch']
@@ -187,76 +189,78 @@ def prefixes(path: str) -> list[str]:
 
 
 def inside(path: str, outer: str) -> bool:
-    """Return True if `path` is `outer` or inside it."""
+    """Return True if the loop path `path` is `outer` or inside `outer`."""
     return path == outer or not outer or path.startswith(outer + "/")
 
 
 @dataclass(slots=True)
 class Catalogue:
-    """Names, loops and kinds of the records of chosen runs, known without reading a record."""
+    """The names, loop paths and kinds of values of some runs, collected from summaries of files."""
 
     names: dict[str, dict[str, set[str]]] = field(default_factory=dict)
-    """Kinds by name and path."""
+    """Mapping from name to loop path to the kinds of the values there."""
     labels: dict[str, list[set[str]]] = field(default_factory=dict)
-    """Kinds of loop values by path, one set per loop."""
+    """Mapping from loop path to the kinds of the loop values, one set per loop."""
     rank: dict[str, int] = field(default_factory=dict)
-    """Order in which paths first had records."""
+    """Mapping from loop path to its position in the order in which paths first had records."""
 
     def add(self, path: str, name: str, kinds: Iterable[str]) -> None:
-        """Note that a name has values of these kinds at that path."""
+        """Add that a name has values of these kinds at a loop path."""
         self.names.setdefault(name, {}).setdefault(path, set()).update(kinds)
-        self.see(path)
+        self.add_path(path)
 
-    def see(self, path: str, labels: Sequence[str] = ()) -> None:
-        """Note that a path exists, and the kinds of its loop values."""
+    def add_path(self, path: str, labels: Sequence[str] = ()) -> None:
+        """Add a loop path with the kinds of its loop values."""
         for level in (*prefixes(path), path):
             self.rank.setdefault(level, len(self.rank))
-        seen = self.labels.setdefault(path, [set() for _ in range(depth(path))])
-        for kinds, kind in zip(seen, labels, strict=False):
+        kinds_by_loop = self.labels.setdefault(path, [set() for _ in range(depth(path))])
+        for kinds, kind in zip(kinds_by_loop, labels, strict=False):
             kinds.update({kind} if kind else ())
 
     def kind(self, name: str, path: str | None = None) -> str:
-        """Return the kind of the column of a name."""
+        """Return the kind of a column with the values of `name` at `path`, or at all paths if `path` is None."""
         paths = self.names.get(name, {})
-        return unify({k for at, kinds in paths.items() if path in (None, at) for k in kinds})
+        return common_kind({k for at, kinds in paths.items() if path in (None, at) for k in kinds})
 
     def loops(self, paths: Iterable[str]) -> dict[str, str]:
-        """Return the loop columns of these paths with the kind of each."""
+        """Return the columns of the loops of these loop paths, with the kind of each column."""
         out: dict[str, str] = {}
         for path in sorted(paths, key=lambda path: self.rank.get(path, 0)):
             kinds = self.labels.get(path, [])
             for k, column in enumerate(loop_columns(path)):
-                here = kinds[k] if k < len(kinds) else set()
-                known = out.get(column, "")
-                every = here | ({known} if known else set())
-                out[column] = "str" if "str" in every else "float" if "float" in every else "int"
+                path_kinds = kinds[k] if k < len(kinds) else set()
+                known_kind = out.get(column, "")
+                all_kinds = path_kinds | ({known_kind} if known_kind else set())
+                out[column] = (
+                    "str" if "str" in all_kinds else "float" if "float" in all_kinds else "int"
+                )
         return out
 
 
 def loop_columns(path: str) -> list[str]:
-    """Return the column of each loop of a path; a loop inside one of the same name is numbered.
+    """Return the name of the column of each loop of a loop path; if a loop name occurs twice, a number is added.
 
     >>> loop_columns("i/j/i")
     ['i', 'j', 'i_2']
     """
     out: list[str] = []
     for loop in path.split("/") if path else ():
-        same = sum(column == loop or column.rpartition("_")[0] == loop for column in out)
-        out.append(f"{loop}_{same + 1}" if same else loop)
+        count = sum(column == loop or column.rpartition("_")[0] == loop for column in out)
+        out.append(f"{loop}_{count + 1}" if count else loop)
     return out
 
 
-def label(k: int, labels: str) -> str:
-    """Return the SQL of the value of the k-th loop as JSON; null if it is the iteration number."""
+def loop_value_sql(k: int, labels: str) -> str:
+    """Return SQL for the value of the k-th loop as JSON, which is null if the value is the iteration number."""
     return f"nullif(CAST(json_extract({labels}, '/{k - 1}') AS VARCHAR), 'null')"
 
 
-def hidden(deepest: int) -> list[str]:
-    """Return the internal columns that order rows and are not shown."""
+def order_columns(deepest: int) -> list[str]:
+    """Return the internal columns that rows are ordered by, for a table with up to `deepest` nested loops."""
     return ["$path", *(f"${c}{k}" for k in range(1, deepest + 1) for c in "rix"), "$occ"]
 
 
-def wide(
+def wide_sql(
     source: str,
     path: str,
     names: Mapping[str, str],
@@ -264,23 +268,24 @@ def wide(
     *,
     numbered: bool = False,
 ) -> str:
-    """Return one row per point and occurrence of `path`, with the named values as columns.
+    """Return SQL with one row per point and occurrence at `path`, and the values of `names` as columns.
 
-    Names in `origins` have a column with their origin as well; `s` is the number of the first record, null
-    if only replays logged there. With `numbered`, each name has such a column.
+    `source` is SQL for the records, ranked or unranked. `names` has the kind of each column. Names in `origins` have
+    a column with the origins of their values as well. The column `s` is the number of the first record that the run
+    itself logged at the point, or null. With `numbered`, each name has a column with this number, too.
     """
     n = range(1, depth(path) + 1)
     keys = "".join(f", indices[{k}] AS i{k}" for k in n)
-    labels = "".join(f", {label(k, 'any_value(labels)')} AS x{k}" for k in n)
+    labels = "".join(f", {loop_value_sql(k, 'any_value(labels)')} AS x{k}" for k in n)
     cells = ""
     for name, kind in names.items():
-        only = f"FILTER (WHERE name = {quoted(name)})"
-        cells += f", any_value({cell(kind)}) {only} AS {key('n', name)}"
+        filter_sql = f"FILTER (WHERE name = {quoted(name)})"
+        cells += f", any_value({cell_sql(kind)}) {filter_sql} AS {key('n', name)}"
         if name in origins:
-            cells += f", any_value(origin) {only} AS {key('o', name)}"
+            cells += f", any_value(origin) {filter_sql} AS {key('o', name)}"
         if numbered:
-            own = f"FILTER (WHERE replay IS NULL AND name = {quoted(name)})"
-            cells += f", min(seq) {own} AS {key('s', name)}"
+            of_run = f"FILTER (WHERE replay IS NULL AND name = {quoted(name)})"
+            cells += f", min(seq) {of_run} AS {key('s', name)}"
     only_names = f" AND name IN ({', '.join(map(quoted, names))})" if names else " AND false"
     group = ", ".join(["run", "occ", *(f"indices[{k}]" for k in n)])
     return (
@@ -292,38 +297,37 @@ def wide(
 
 @dataclass(frozen=True, slots=True)
 class RowPaths:
-    """Which paths have rows in a table, and which of them keep rows next to deeper ones.
-
-    The values of the paths in `joined` are repeated on the rows, but create none.
-    """
+    """The loop paths whose points have rows in a table."""
 
     paths: tuple[str, ...]
-    kept: frozenset[str]
+    always_shown: frozenset[str]
+    """Paths whose points always have a row, even if there are rows of points inside them."""
     joined: frozenset[str] = frozenset()
+    """Further paths without rows, whose values are repeated on the rows inside."""
 
 
 def rows_of(
-    names: Mapping[str, Iterable[str]], virtual: Container[tuple[str, str]] = ()
+    names: Mapping[str, Iterable[str]], fillable: Container[tuple[str, str]] = ()
 ) -> RowPaths:
-    """Return the rows of a table of these names, given the paths of each.
+    """Return the loop paths whose points have rows in a table of these names, given the paths of each name.
 
-    A point has a row if nothing is logged deeper inside it. Otherwise it keeps its own row only if one
-    of its names is logged deeper as well, because then its value cannot be repeated there. A
-    name that is `virtual` at a path has no value there to keep.
+    A point has a row if no name is logged in loops inside it. Else its values are repeated on the rows inside, and
+    it has a row only if one of its names is also logged inside, because that name has other values on these rows.
+    Pairs of name and path in `fillable` do not count: there is no value yet that needs a row.
     """
     paths = sorted({path for name_paths in names.values() for path in name_paths})
-    kept = {
+    always_shown = {
         path
         for name, name_paths in names.items()
         for path in name_paths
-        if (name, path) not in virtual
+        if (name, path) not in fillable
         and any(other != path and inside(other, path) for other in name_paths)
     }
     leaves = {path for path in paths if not any(p != path and inside(p, path) for p in paths)}
-    return RowPaths(tuple(paths), frozenset(kept | leaves))
+    return RowPaths(tuple(paths), frozenset(always_shown | leaves))
 
 
-def branches(
+def union_of_paths(
     catalogue: Catalogue,
     columns: Mapping[str, Mapping[str, str]],
     rows: RowPaths,
@@ -331,10 +335,10 @@ def branches(
     *,
     origins: Container[str],
 ) -> str:
-    """Return the union of the rows of all paths: hidden order columns, loops, names.
+    """Return SQL for the rows of all loop paths of a table, with columns to order by, loops and names.
 
-    `columns` gives the paths of each name with the kind it has there; `source(path)` is a
-    relation as `wide` returns it. Names in `origins` have a column with their origin as well.
+    `columns` has by name its paths, each with the kind of its values. `source(path)` returns SQL for one path, as
+    `wide_sql` does. Names in `origins` have a column with the origins of their values as well.
     """
     deepest = max((depth(path) for path in rows.paths), default=0)
     loops = catalogue.loops(rows.paths)
@@ -353,19 +357,23 @@ def branches(
             label = f"k.x{k}" if k <= n else "NULL::VARCHAR"
             for letter, value in (("r", rank), ("i", index), ("x", label)):
                 text.append(f", {value} AS {ident(f'${letter}{k}')}")
-        own = dict(zip(loop_columns(path), range(1, n + 1), strict=True))
+        depth_of_loop = dict(zip(loop_columns(path), range(1, n + 1), strict=True))
         for loop, kind in loops.items():
-            shown = _shown(own[loop], kind) if loop in own else f"NULL::{TYPES[kind]}"
+            shown = (
+                _shown(depth_of_loop[loop], kind)
+                if loop in depth_of_loop
+                else f"NULL::{TYPES[kind]}"
+            )
             text.append(f", {shown} AS {key('l', loop)}")
         outer = [p for p in prefixes(path) if p in rows.paths or p in rows.joined]
         tables = {path: "k", **{p: f"p{depth(p)}" for p in outer}}
         for name, paths in columns.items():
-            here = [p for p in sorted(tables, key=depth, reverse=True) if p in paths]
-            for letter, missing in (("n", TYPES[unify_kind(paths)]), ("o", "VARCHAR")):
+            paths_of_name = [p for p in sorted(tables, key=depth, reverse=True) if p in paths]
+            for letter, sql_type in (("n", TYPES[shared_kind(paths)]), ("o", "VARCHAR")):
                 if letter == "o" and name not in origins:
                     continue
-                cells = [f"{tables[p]}.{key(letter, name)}" for p in here]
-                value = f"coalesce({', '.join(cells)})" if cells else f"NULL::{missing}"
+                cells = [f"{tables[p]}.{key(letter, name)}" for p in paths_of_name]
+                value = f"coalesce({', '.join(cells)})" if cells else f"NULL::{sql_type}"
                 text.append(f", {value} AS {key(letter, name)}")
         text.append(f" FROM ({source(path)}) k")
         for p in outer:
@@ -374,7 +382,7 @@ def branches(
                 f" LEFT JOIN ({_last(source(p), p, here_names, origins=origins)}) {tables[p]} ON "
                 + _on(tables[p], "k", depth(p))
             )
-        if deeper and path not in rows.kept:
+        if deeper and path not in rows.always_shown:
             missing_inside = " AND ".join(
                 f"NOT EXISTS (SELECT 1 FROM ({source(q)}) d WHERE {_on('d', 'k', n)})"
                 for q in deeper
@@ -384,8 +392,8 @@ def branches(
     return "\nUNION ALL\n".join(out)
 
 
-def unify_kind(paths: Mapping[str, str]) -> str:
-    """Return the kind that the paths of one name share."""
+def shared_kind(paths: Mapping[str, str]) -> str:
+    """Return the kind of the values of one name, which is equal at all its paths."""
     return next(iter(paths.values()), "float")
 
 
@@ -399,7 +407,7 @@ def _on(a: str, b: str, n: int) -> str:
 
 
 def _last(source: str, path: str, names: Iterable[str], *, origins: Container[str]) -> str:
-    """Return one row per point with the value logged last, which deeper rows repeat."""
+    """Return SQL with one row per point and the last value of each name, to be repeated on the rows inside."""
     keys = "".join(f", i{k}" for k in range(1, depth(path) + 1))
     cells = ""
     for name in names:
@@ -410,82 +418,85 @@ def _last(source: str, path: str, names: Iterable[str], *, origins: Container[st
 
 
 INTERPOLATED = "interpolated"
-"""Name of the column that lists the interpolated values of each row, and origin of such a value."""
+"""Name of the column that lists the interpolated values of each row; also the origin of interpolated values."""
 
 
-def fill(name: str) -> str:
-    """Return the column with the interpolated value of a name; null where none was filled."""
+def interpolated_column(name: str) -> str:
+    """Return the column that holds the interpolated values of a name, with nulls in all other rows."""
     return key("f", name)
 
 
 def with_interpolated(rows: str, paths: Sequence[str], names: Mapping[str, Iterable[str]]) -> str:
-    """Return `rows` with missing numbers of `names` filled in.
+    """Return SQL for `rows` in which missing numbers of `names` are interpolated.
 
-    `rows` is SQL as `pivot.branches` returns it, `paths` the paths of its rows; `names` has the paths at
-    which each name was logged. Each name gets a column more, `fill(name)`.
+    `rows` is SQL that `union_of_paths` returned, and `paths` are the loop paths of these rows. `names` has the paths
+    at which each name was logged. For each name a column is added: `interpolated_column(name)`.
     """
     cells: list[str] = []
-    windows: dict[tuple[str, str], str] = {}
-    fills: list[str] = []
+    window_names: dict[tuple[str, str], str] = {}
+    fill_sql: list[str] = []
     for name, logged_at in names.items():
-        here = {q: p for q in paths if (p := _deepest(q, logged_at))}
-        value, place = key("n", name), _case({q: f"$i{depth(p)}" for q, p in here.items()})
-        w = windows.setdefault((_partition(here), place), f"w{len(windows)}")
+        loops_by_path = {q: p for q in paths if (p := _deepest(q, logged_at))}
+        value, iteration = (
+            key("n", name),
+            _case({q: f"$i{depth(p)}" for q, p in loops_by_path.items()}),
+        )
+        w = window_names.setdefault((_partition(loops_by_path), iteration), f"w{len(window_names)}")
         frames = {
             "p": f"last_value({{}} IGNORE NULLS) OVER {w}_before",
             "q": f"first_value({{}} IGNORE NULLS) OVER {w}_after",
         }
         for letter, frame in frames.items():
             cells.append(f"{frame.format(value)} AS {key(letter, name)}")
-            known_place = f"CASE WHEN {value} IS NOT NULL THEN {place} END"
-            cells.append(f"{frame.format(known_place)} AS {key(letter + 'x', name)}")
+            known_iteration = f"CASE WHEN {value} IS NOT NULL THEN {iteration} END"
+            cells.append(f"{frame.format(known_iteration)} AS {key(letter + 'x', name)}")
         before, after = key("p", name), key("q", name)
         x0, x1 = key("px", name), key("qx", name)
-        share = f"(CAST({place} - {x0} AS DOUBLE) / ({x1} - {x0}))"
-        fills.append(
-            f"CASE WHEN {value} IS NULL AND {x0} < {place} AND {place} < {x1} "
+        fraction = f"(CAST({iteration} - {x0} AS DOUBLE) / ({x1} - {x0}))"
+        fill_sql.append(
+            f"CASE WHEN {value} IS NULL AND {x0} < {iteration} AND {iteration} < {x1} "
             f"AND isfinite(CAST({before} AS DOUBLE)) AND isfinite(CAST({after} AS DOUBLE)) "
-            f"THEN {before} * (1 - {share}) + {after} * {share} END AS {fill(name)}"
+            f"THEN {before} * (1 - {fraction}) + {after} * {fraction} END AS {interpolated_column(name)}"
         )
-    if not fills:
+    if not fill_sql:
         return rows
-    # of several values at one point the last one counts, as where outer values are repeated
+    # of several values at one point the last value counts, as for values that are repeated on inner rows
     occurrence = ident("$occ")
     frames_sql = ", ".join(
-        f"{w}_before AS (PARTITION BY {by} ORDER BY {place}, {occurrence} "
+        f"{w}_before AS (PARTITION BY {by} ORDER BY {iteration}, {occurrence} "
         "ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), "
-        f"{w}_after AS (PARTITION BY {by} ORDER BY {place}, {occurrence} DESC "
+        f"{w}_after AS (PARTITION BY {by} ORDER BY {iteration}, {occurrence} DESC "
         "ROWS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING)"
-        for (by, place), w in windows.items()
+        for (by, iteration), w in window_names.items()
     )
     neighbours = f"SELECT *, {', '.join(cells)} FROM ({rows}) WINDOW {frames_sql}"
-    filled = f"SELECT *, {', '.join(fills)} FROM ({neighbours})"
+    filled = f"SELECT *, {', '.join(fill_sql)} FROM ({neighbours})"
     replaced = ", ".join(
-        f"coalesce(CAST({key('n', name)} AS DOUBLE), {fill(name)}) AS {key('n', name)}"
+        f"coalesce(CAST({key('n', name)} AS DOUBLE), {interpolated_column(name)}) AS {key('n', name)}"
         for name in names
     )
     return f"SELECT * REPLACE ({replaced}) FROM ({filled})"
 
 
 def _deepest(path: str, logged_at: Iterable[str]) -> str:
-    """Return the innermost loop around rows of `path` in which a name was logged, or ''."""
+    """Return the path of the innermost loop around `path` in which a name was logged, or "" if there is none."""
     return max((p for p in logged_at if p and inside(path, p)), key=depth, default="")
 
 
 def _case(columns: Mapping[str, str]) -> str:
-    """Return SQL that picks a column by the path of the row."""
+    """Return SQL that selects a column by the loop path of the row."""
     if not columns:
         return "NULL::BIGINT"
     cases = " ".join(f"WHEN {quoted(path)} THEN {ident(c)}" for path, c in columns.items())
     return f"CASE {ident('$path')} {cases} END"
 
 
-def _partition(here: Mapping[str, str]) -> str:
-    """Return the columns that are equal in one execution of a loop."""
-    loops = " ".join(f"WHEN {quoted(q)} THEN {quoted(p)}" for q, p in here.items())
-    loop = f"CASE {ident('$path')} {loops} END" if here else "NULL"
+def _partition(loops_by_path: Mapping[str, str]) -> str:
+    """Return SQL for the columns that are equal in all rows of one execution of a loop."""
+    loops = " ".join(f"WHEN {quoted(q)} THEN {quoted(p)}" for q, p in loops_by_path.items())
+    loop = f"CASE {ident('$path')} {loops} END" if loops_by_path else "NULL"
     outer = [
-        _case({q: f"$i{k}" for q, p in here.items() if depth(p) > k})
-        for k in range(1, max(map(depth, here.values()), default=0))
+        _case({q: f"$i{k}" for q, p in loops_by_path.items() if depth(p) > k})
+        for k in range(1, max(map(depth, loops_by_path.values()), default=0))
     ]
     return ", ".join(["run", loop, *outer])

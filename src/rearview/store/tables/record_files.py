@@ -1,9 +1,9 @@
-"""Files of records, sealed in Parquet or still JSON lines: for DuckDB, with the pivot cache, and for a replay.
+"""Find the files of records of all runs, and read them: into DuckDB, into a pivot cache, or for a replay.
 
-`gather` finds the records of all runs, seals files that are complete and loads the others into memory.
-`points` pivots a long run once, into one Parquet file per depth, so that a table of it is a scan without
-grouping. That is a cache: it is created when a run is first queried, and may be removed at any time.
-`recorded` reads all values that one run logged itself, for a replay to compare with.
+`gather` finds the files, converts complete files to Parquet ("seals" them), and loads the other files into memory.
+`pivot_cache` pivots a long run once, into one Parquet file per loop path, so that a table of the run can be read
+without grouping. The cache is created when a run is first queried, and may be removed at any time.
+`own_values` reads all values that one run logged itself, so that a replay can compare with them.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from rearview.durable_files import add_check, is_intact
 from rearview.errors import DamagedError, RearviewError
 from rearview.model import Origin, Run
 from rearview.model.wording import plural
-from rearview.store.files import check_format, make_folder, publish
+from rearview.store.create_files import make_folder, publish
+from rearview.store.json_files import check_format
 from rearview.store.machine import is_certainly_dead
 from rearview.store.printed_lines import printed_records
 from rearview.store.project import Project
 from rearview.store.records import has_end, line_of, scan
 from rearview.store.runs import Replay, Runs
 from rearview.store.tables.connection import Duck, files, quoted
-from rearview.store.tables.pivot import PLAIN, WINNERS, cell, depth, unify, wide
-from rearview.store.tables.seal import (
+from rearview.store.tables.convert_to_parquet import (
     FORMAT,
     PLACED,
     LoadedRecords,
@@ -45,9 +45,10 @@ from rearview.store.tables.seal import (
     read_summary,
     seal,
 )
+from rearview.store.tables.pivot import RANKED, UNRANKED, cell_sql, common_kind, depth, wide_sql
 
 _TAIL = 256
-"""Bytes at the end of a file that hold its last line, if that is the end line."""
+"""Bytes at the end of a file that are read to find the end line; it is shorter."""
 _COLUMNS = {
     "run": "VARCHAR", "process": "VARCHAR", "attempt": "INTEGER", "replay": "VARCHAR",
     "seq": "BIGINT", "time": "DOUBLE", "path": "VARCHAR", "indices": "BIGINT[]",
@@ -55,19 +56,21 @@ _COLUMNS = {
     "whole": "BIGINT", "text": "VARCHAR",
 }  # fmt: skip
 _PLACE = {"source": "VARCHAR", "line": "INTEGER"}
-"""Columns that sealed files of older formats lack."""
+"""Columns that sealed files of older formats do not have."""
 LONG = ", ".join(f"{name} {kind}" for name, kind in {**_COLUMNS, **_PLACE}.items())
+"""Columns of a table with one row per record, in SQL."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordPart:
-    """One file of records and its summary; `file` is None for the live table."""
+    """One file of records and its summary."""
 
     file: Path | None
+    """The sealed file, or None if the records were loaded into the table `own.live`."""
     summary: Summary
     size: int = 0
     hidden: frozenset[tuple[str, str]] = frozenset()
-    """(path, name) of captured records that tables leave out, because the run has better ones."""
+    """(loop path, name) of captured records that tables leave out, because the run has more reliable records."""
 
     def shown(self) -> Iterator[NameSummary]:
         """Yield the summaries of the names that tables show."""
@@ -78,19 +81,19 @@ class RecordPart:
 
 @dataclass(slots=True)
 class RunRecords:
-    """All runs with their replays and record files. The table `own.live` holds files still written to."""
+    """All runs with their replays and files of records. Records of unsealed files are in the table `own.live`."""
 
     runs: list[Run] = field(default_factory=list)
     replays: dict[str, list[Replay]] = field(default_factory=dict)
     parts: dict[str, list[RecordPart]] = field(default_factory=dict)
     pivoted: dict[tuple[str, bool], Any] = field(default_factory=dict)
-    """Pivot cache of each run that was queried."""
+    """Pivot caches: the keys are a run, and whether values of replays that were not exact are included."""
     problems: list[str] = field(default_factory=list)
-    """Files that could not be read, one sentence each."""
+    """One sentence for each file that could not be read."""
 
 
 def gather(project: Project, con: Duck) -> RunRecords:
-    """Find all records; seal complete files, load the others into the table `own.live`."""
+    """Find the records of all runs; seal complete files, and load other files into the table `own.live`."""
     run_records = RunRecords(Runs(project).all())
     run_records.problems += [run.damaged for run in run_records.runs if run.damaged]
     con.execute(f"CREATE OR REPLACE TABLE own.live ({LONG})")
@@ -102,20 +105,20 @@ def gather_records(
     project: Project,
     con: Duck,
     run_records: RunRecords,
-    chosen: Sequence[str],
-    known: Callable[[Path], Summary | None] | None = None,
+    run_ids: Sequence[str],
+    cached_summary: Callable[[Path], Summary | None] | None = None,
 ) -> None:
-    """Find the records of the chosen runs again, and add them to `run_records`.
+    """Find the records of the runs `run_ids` again, and put them into `run_records`.
 
-    `known` may return the summary of a sealed file that was checked before, which is not read then.
+    `cached_summary` may return the summary of a sealed file that was checked before; then the file is not read.
     """
     runs = Runs(project)
     by_id = {run.id: run for run in run_records.runs}
-    reads_lines = Settings.read(project.store).captures("printed")
+    captures_printed = Settings.read(project.store).captures("printed")
     sealed: list[Path] = []
     complete: list[Path] = []
     growing: list[Path] = []
-    for run in chosen:
+    for run in run_ids:
         folder = runs.folder(run)
         run_records.replays[run] = runs.replays(run) if (folder / "replays.jsonl").exists() else []
         run_records.parts[run] = []
@@ -124,33 +127,33 @@ def gather_records(
             if file.suffix == ".parquet":
                 sealed.append(file)
             elif file.suffix == ".jsonl" and f"{file.stem}.parquet" in files_by_name:
-                # a reader died between sealing and removing the lines
+                # a process died after sealing the lines and before removing them
                 _remove_sealed(file, complete)
             elif file.suffix == ".jsonl":
                 try:
-                    (complete if _complete(file) else growing).append(file)
-                except FileNotFoundError:  # another reader has just sealed it
+                    (complete if _is_complete(file) else growing).append(file)
+                except FileNotFoundError:  # another process has just sealed the file
                     sealed.append(file.with_suffix(".parquet"))
-        record = by_id.get(run) if reads_lines else None
-        numbers = printed_records(project, record, folder) if record is not None else None
-        if numbers is not None:
-            (sealed if numbers.suffix == ".parquet" else complete).append(numbers)
+        record = by_id.get(run) if captures_printed else None
+        printed_numbers = printed_records(project, record, folder) if record is not None else None
+        if printed_numbers is not None:
+            (sealed if printed_numbers.suffix == ".parquet" else complete).append(printed_numbers)
     for batch in _batches(complete):
         sealed += _load_batch(con, run_records, batch, growing=False)
     for batch in _batches(growing):
         sealed += _load_batch(con, run_records, batch, growing=True)
-    unknown: list[Path] = []
+    unchecked: list[Path] = []
     for file in dict.fromkeys(sealed):
-        summary = known(file) if known is not None else None
+        summary = cached_summary(file) if cached_summary is not None else None
         if summary is None:
-            unknown.append(file)
+            unchecked.append(file)
         else:
             run_records.parts[file.parent.name].append(
                 RecordPart(file, summary, file.stat().st_size)
             )
-    for file, summary in _summaries(con, run_records, unknown):
+    for file, summary in _summaries(con, run_records, unchecked):
         run_records.parts[file.parent.name].append(RecordPart(file, summary, file.stat().st_size))
-    for run in chosen:
+    for run in run_ids:
         run_records.parts[run].sort(key=lambda part: (part.summary.process, str(part.file)))
 
 
@@ -172,11 +175,11 @@ def _batches(files: Sequence[Path]) -> Iterator[list[Path]]:
 def _load_batch(
     con: Duck, run_records: RunRecords, batch: list[Path], *, growing: bool
 ) -> list[Path]:
-    """Seal a batch of files, or load files that cannot be sealed into memory; return the sealed files."""
+    """Seal a batch of files, load files that cannot be sealed into `own.live`; return the sealed files."""
     try:
         return _seal_or_keep(con, run_records, load(con, batch, growing=growing), growing=growing)
     except (RearviewError, OSError):
-        pass  # one is damaged, or another reader has just sealed it: load them one by one
+        pass  # one file is damaged or was just sealed by another process: load the files one by one
     out: list[Path] = []
     for file in batch:
         try:
@@ -187,7 +190,7 @@ def _load_batch(
             out += [target] if (target := file.with_suffix(".parquet")).exists() else []
         except RearviewError as exc:
             if exc.slug == "store-newer":
-                raise  # a partial table would mislead: fail instead
+                raise  # a table without this file would mislead
             run_records.problems.append(str(exc))
     return out
 
@@ -195,8 +198,9 @@ def _load_batch(
 def _seal_or_keep(
     con: Duck, run_records: RunRecords, loaded: list[LoadedRecords], *, growing: bool
 ) -> list[Path]:
-    # damaged files are not sealed, so that they can be repaired
-    whole = [records for records in loaded if not growing and not records.lost]
+    """Seal loaded files if possible, else insert their records into `own.live`; return the sealed files."""
+    # damaged files are not sealed, so that they can still be repaired
+    complete = [records for records in loaded if not growing and not records.lost]
     run_records.problems += [
         f"{records.file} has lost at least {records.lost} of its records: they are damaged. The others are "
         "shown; `rearview verify` lists all damage."
@@ -205,12 +209,12 @@ def _seal_or_keep(
     ]
     sealed: list[Path] = []
     try:
-        sealed = seal(con, whole) if whole else []
-    except Exception as exc:  # a store that cannot be written to can still be read
+        sealed = seal(con, complete) if complete else []
+    except Exception as exc:  # a store that cannot be written can still be read
         run_records.problems.append(f"Records could not be sealed: {exc}")
-        whole = []
+        complete = []
     for records in loaded:
-        if records not in whole:
+        if records not in complete:
             live = f"SELECT * EXCLUDE (file) FROM own.loaded WHERE file = {records.number}"
             con.execute(f"INSERT INTO own.live {live}")
             run_records.parts[records.file.parent.name].append(RecordPart(None, records.summary))
@@ -218,18 +222,18 @@ def _seal_or_keep(
 
 
 def _remove_sealed(file: Path, complete: list[Path]) -> None:
-    """Remove lines that are sealed already; if the sealed file is damaged, seal them again."""
+    """Remove a file of lines that is sealed already; if the sealed file is damaged, add the lines to `complete`."""
     try:
         checked_summary(file.with_suffix(".parquet"))
         file.unlink()
     except DamagedError:
         complete.append(file)
     except OSError:
-        pass  # a store that cannot be written to
+        pass  # the store cannot be written
 
 
-def _complete(file: Path) -> bool:
-    """Return True if no process writes to a file any more: it was finished, or its writer is dead."""
+def _is_complete(file: Path) -> bool:
+    """Return True if no process will append to a file, because its writer has finished the file or is dead."""
     with file.open("rb") as lines:
         first = lines.readline()
         lines.seek(max(0, lines.seek(0, os.SEEK_END) - _TAIL))
@@ -245,13 +249,13 @@ def _complete(file: Path) -> bool:
 def _summaries(
     con: Duck, run_records: RunRecords, sealed: Iterable[Path]
 ) -> list[tuple[Path, Summary]]:
-    """Return the intact sealed files; note a problem for each of the others."""
+    """Return the intact sealed files with their summaries; add a problem for each damaged file."""
     out = []
     for file in sealed:
         try:
             out.append((file, summary_of(con, file)))
         except FileNotFoundError:
-            continue  # a repair has just moved it aside
+            continue  # a repair has just moved the file away
         except DamagedError as exc:
             run_records.problems.append(str(exc))
     return out
@@ -265,9 +269,11 @@ def summary_of(con: Duck, file: Path) -> Summary:
     check_format(facts, FORMAT, file)
     try:
         summary = msgspec.convert({"check": "", **facts}, Summary)
-        if not summary.check:  # without a checksum, only reading it shows damage
-            whole = f"SELECT count(*), bit_xor(hash(COLUMNS(*))) FROM read_parquet({quoted(file)})"
-            rows = con.execute(whole).fetchone()[0]
+        if not summary.check:  # without a checksum, damage shows only when all is read
+            read_all = (
+                f"SELECT count(*), bit_xor(hash(COLUMNS(*))) FROM read_parquet({quoted(file)})"
+            )
+            rows = con.execute(read_all).fetchone()[0]
     except (msgspec.MsgspecError, UnicodeDecodeError, duckdb.Error) as exc:
         raise _unreadable(file, str(exc).splitlines()[0]) from exc
     if not summary.check and rows != summary.rows:
@@ -284,37 +290,37 @@ def _unreadable(file: Path, why: str) -> DamagedError:
 
 
 POINTS_FORMAT = 2
-"""From 2 on, rows are in the order of logging, and the index and the files have checksums."""
+"""Format of a pivot cache. From 2 on, rows are in the order of logging, and all files have checksums."""
 ENOUGH = 5_000
-"""Runs with at least this many records are pivoted once."""
+"""Fewest records of a run that gets a pivot cache."""
 
 
-class Depth(msgspec.Struct, frozen=True):
-    """The points of one run at one depth."""
+class PivotedPath(msgspec.Struct, frozen=True):
+    """One file of a pivot cache: the points of one run at one loop path."""
 
     path: str
     file: str
     kinds: dict[str, str]
-    """Kind of the column by name."""
+    """Kind of the column of each name."""
     origins: list[str]
-    """Names with a column of origins: a null was logged, or a value replayed."""
+    """Names with a column of origins, which is needed if a null was logged or a value was replayed."""
     check: str = ""
     """Hash of the file."""
 
 
 class PivotCacheIndex(msgspec.Struct, frozen=True):
-    """The JSON file `points.json` of a pivot cache: one entry per depth of the loops."""
+    """The JSON file `points.json` of a pivot cache: one entry per loop path."""
 
     format: int
-    depths: list[Depth]
+    depths: list[PivotedPath]
 
 
-def points(
+def pivot_cache(
     project: Project, con: Duck, run: str, parts: Sequence[RecordPart], replays: Sequence[Replay]
-) -> dict[str, tuple[Path, Depth]] | None:
-    """Return the pivot cache of a run, created if needed; None if the run is too short.
+) -> dict[str, tuple[Path, PivotedPath]] | None:
+    """Return file and facts of each loop path in the pivot cache of a run; create the cache if needed.
 
-    A run that is still recording or being replayed is not pivoted.
+    Return None if the run is short, is still recording or being replayed, or the cache cannot be written.
     """
     if sum(part.summary.rows for part in parts) < ENOUGH or any(p.file is None for p in parts):
         return None
@@ -322,43 +328,46 @@ def points(
         return None
     folder = project.cache / "points" / run / _fingerprint(parts, replays)
     try:
-        index = _opened(folder)
+        index = _read_index(folder)
         if index is None:
-            shutil.rmtree(folder, ignore_errors=True)  # damaged: it is made again
-            _make(folder, con, parts)
-            index = _opened(folder)
-    except OSError:  # a read-only or full store: pivot in the query
+            # damaged or of an older format: created again
+            shutil.rmtree(folder, ignore_errors=True)
+            _create_pivot_cache(folder, con, parts)
+            index = _read_index(folder)
+    except OSError:  # the store is read-only or full: the query will pivot the records
         return None
     if index is None:
         return None
     return {depth.path: (folder / Path(depth.file).name, depth) for depth in index.depths}
 
 
-def _opened(folder: Path) -> PivotCacheIndex | None:
-    """Return the pivot cache in a folder; None if there is none or it is damaged."""
+def _read_index(folder: Path) -> PivotCacheIndex | None:
+    """Return the index of the pivot cache in a folder, or None if the cache is damaged or does not exist."""
     try:
         text = (folder / "points.json").read_bytes()
         index = msgspec.json.decode(text, type=PivotCacheIndex) if is_intact(text) else None
         if index is None or index.format != POINTS_FORMAT:
             return None
-        same = all(_hash(folder / Path(depth.file).name) == depth.check for depth in index.depths)
+        files_intact = all(
+            _hash(folder / Path(depth.file).name) == depth.check for depth in index.depths
+        )
     except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
-    return index if same else None
+    return index if files_intact else None
 
 
 def _hash(file: Path) -> str:
     return str(xxhash.xxh3_128_hexdigest(file.read_bytes()))
 
 
-def long(parts: Sequence[RecordPart], *, places: bool = False) -> str:
-    """Return the SQL of the records of these parts; with `places`, also of their source and line."""
+def long_sql(parts: Sequence[RecordPart], *, with_source: bool = False) -> str:
+    """Return SQL for the records in `parts`, one row each; with `with_source`, also with their source file and line."""
     groups: dict[tuple[str, str], list[Path]] = {}
     for part in parts:
         if part.file is not None:
             where = f" WHERE NOT ({_hidden(part)})" if part.hidden else ""
-            placed = places and part.summary.format >= PLACED
-            shown = _shown(placed=placed, places=places)
+            file_has_source = with_source and part.summary.format >= PLACED
+            shown = _shown(file_has_source=file_has_source, with_source=with_source)
             groups.setdefault((shown, where), []).append(part.file)
     texts = [
         f"SELECT {shown} FROM read_parquet({files(paths)}){where}"
@@ -373,22 +382,26 @@ def long(parts: Sequence[RecordPart], *, places: bool = False) -> str:
             if part.file is None and part.hidden
         )
         texts.append(
-            f"SELECT {_shown(placed=places, places=places)} FROM own.live "
+            f"SELECT {_shown(file_has_source=with_source, with_source=with_source)} FROM own.live "
             f"WHERE run IN ({', '.join(map(quoted, runs)) or 'NULL'}){left_out}"
         )
     return " UNION ALL ".join(texts)
 
 
-def _shown(*, placed: bool, places: bool) -> str:
-    """Return the columns of a scan of records; nulls for a place that the file does not have."""
+def _shown(*, file_has_source: bool, with_source: bool) -> str:
+    """Return the columns to read from a file of records.
+
+    With `with_source`, these include the source file and line; if the file does not have them (`file_has_source` is False), they
+    are nulls.
+    """
     columns = list(_COLUMNS)
-    if places:
-        columns += [n if placed else f"NULL::{kind} AS {n}" for n, kind in _PLACE.items()]
+    if with_source:
+        columns += [n if file_has_source else f"NULL::{kind} AS {n}" for n, kind in _PLACE.items()]
     return ", ".join(columns)
 
 
 def _hidden(part: RecordPart) -> str:
-    """Return the condition that holds for the records of a part that tables leave out."""
+    """Return an SQL condition that is true for the records of a part which tables leave out."""
     by_path: dict[str, list[str]] = {}
     for path, name in sorted(part.hidden):
         by_path.setdefault(path, []).append(name)
@@ -398,22 +411,26 @@ def _hidden(part: RecordPart) -> str:
     )
 
 
-def plain(parts: Sequence[RecordPart]) -> bool:
-    """Return True if a run has one file, of the run itself, with each name once per point."""
+def needs_no_ranking(parts: Sequence[RecordPart]) -> bool:
+    """Return True if no point has two values of one name, so that values need not be ranked.
+
+    That is certain if a run has only one file, which the run itself wrote, with each name at most once per point.
+    """
     return len(parts) == 1 and parts[0].summary.unique and parts[0].summary.replay is None
 
 
-def _make(folder: Path, con: Duck, parts: Sequence[RecordPart]) -> None:
+def _create_pivot_cache(folder: Path, con: Duck, parts: Sequence[RecordPart]) -> None:
+    """Pivot the records in `parts` into Parquet files in `folder`."""
     import duckdb
 
-    source = (PLAIN if plain(parts) else WINNERS).format(source=long(parts))
-    if not plain(parts) and all(part.summary.replay is None for part in parts):
+    source = (UNRANKED if needs_no_ranking(parts) else RANKED).format(source=long_sql(parts))
+    if not needs_no_ranking(parts) and all(part.summary.replay is None for part in parts):
         distinct = (
-            f"SELECT count(*) = count(DISTINCT hash(path, indices, name)) FROM ({long(parts)})"
+            f"SELECT count(*) = count(DISTINCT hash(path, indices, name)) FROM ({long_sql(parts)})"
         )
         (is_distinct,) = con.execute(distinct).fetchone()
-        if is_distinct:  # several files, but no name twice at a point: no ranking
-            source = PLAIN.format(source=long(parts))
+        if is_distinct:  # several files, but each name once per point: no ranking is needed
+            source = UNRANKED.format(source=long_sql(parts))
     names: dict[str, dict[str, set[str]]] = {}
     for part in parts:
         for logged in part.shown():
@@ -421,36 +438,40 @@ def _make(folder: Path, con: Duck, parts: Sequence[RecordPart]) -> None:
                 kinds = names.setdefault(logged.path, {}).setdefault(logged.name, set())
                 kinds.update(logged.kinds)
     replayed = any(part.summary.replay is not None for part in parts)
-    aside = folder.with_name(f".{folder.name}.{os.getpid()}.{os.urandom(4).hex()}")
-    make_folder(aside)
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    make_folder(temporary)
     try:
         depths = []
         for k, (path, columns) in enumerate(names.items()):
-            kinds_of = {name: unify(kinds) for name, kinds in columns.items()}
+            kinds_of = {name: common_kind(kinds) for name, kinds in columns.items()}
             origins = [name for name in columns if replayed or "null" in columns[name]]
-            sql = wide(source, path, kinds_of, origins, numbered=True)
+            sql = wide_sql(source, path, kinds_of, origins, numbered=True)
             keys = ", ".join([*(f"i{n}" for n in range(1, depth(path) + 1)), "occ"])
             con.execute(
-                f"COPY ({sql} ORDER BY {keys}) TO {quoted(aside / f'{k}.parquet')} (FORMAT parquet, "
+                f"COPY ({sql} ORDER BY {keys}) TO {quoted(temporary / f'{k}.parquet')} (FORMAT parquet, "
                 "COMPRESSION zstd, PARQUET_VERSION v2)"
             )
-            check = _hash(aside / f"{k}.parquet")
-            depths.append(Depth(path, f"{k}.parquet", kinds_of, origins, check))
+            check = _hash(temporary / f"{k}.parquet")
+            depths.append(PivotedPath(path, f"{k}.parquet", kinds_of, origins, check))
         index = add_check(msgspec.json.encode(PivotCacheIndex(POINTS_FORMAT, depths)))
-        publish(aside / "points.json", index, durable=False)
-        for old in folder.parent.iterdir():
-            # another reader may still use an older cache
-            if old not in (aside, folder) and time.time() - old.stat().st_mtime > 600:
-                shutil.rmtree(old, ignore_errors=True)
-        with contextlib.suppress(OSError):  # another reader was first
-            aside.rename(folder)
+        publish(temporary / "points.json", index, durable=False)
+        for older_cache in folder.parent.iterdir():
+            # another process may still read an older cache
+            if (
+                older_cache not in (temporary, folder)
+                and time.time() - older_cache.stat().st_mtime > 600
+            ):
+                shutil.rmtree(older_cache, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another process was first
+            temporary.rename(folder)
     except duckdb.Error as exc:
         raise OSError(str(exc)) from exc
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _fingerprint(parts: Sequence[RecordPart], replays: Sequence[Replay]) -> str:
+    """Return a hash of all that a pivot cache depends on."""
     facts = [
         POINTS_FORMAT,
         sorted(
@@ -464,24 +485,26 @@ def _fingerprint(parts: Sequence[RecordPart], replays: Sequence[Replay]) -> str:
 
 
 _MANY_BYTES = 4 << 20
-"""Bytes of unsealed lines above which they are sealed before their names are read."""
+"""Bytes of unsealed lines above which sealing the lines first is faster than reading all lines for their names."""
 LoggedValue = tuple[tuple[str, ...], tuple[int, ...], str, Any]
-"""Loops, iterations, name, and the value as `store.values` converts it."""
+"""Names of loops, iterations, name, and the value as `values_as_json.convert` returns it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
+    """The records of one file that the run itself wrote."""
+
     attempt: int
     process: str
     since: int
     rows: Iterable[tuple[int, LoggedValue]]
-    """Each with the number of the record within its process."""
+    """Pairs of the number of the record within its process, and the value."""
 
 
-def recorded(folder: Path) -> Iterator[LoggedValue]:
+def own_values(folder: Path) -> Iterator[LoggedValue]:
     """Yield all values that the run in `folder` logged itself, in order.
 
-    Values that an attempt logged after the checkpoint from which the next attempt resumed are left out:
+    Values that an attempt logged after the checkpoint from which the next attempt resumed are left out, because
     the next attempt logged them again.
     """
     parts = sorted(
@@ -497,14 +520,13 @@ def recorded(folder: Path) -> Iterator[LoggedValue]:
 def recorded_names(folder: Path) -> set[str]:
     """Return the names that the run in `folder` logged itself; damaged files are left out.
 
-    It is read from the summaries of sealed files and from lines: a question about a small project is
-    answered sooner than DuckDB is loaded.
+    DuckDB is not used, because loading it takes longer than reading the names of a small project.
     """
     names: set[str] = set()
     for file in folder.glob("records-*"):
         try:
             names |= _names_in(file)
-        except FileNotFoundError:  # another reader has just sealed it
+        except FileNotFoundError:  # another process has just sealed the file
             sealed = file.with_suffix(".parquet")
             names |= _names_in(sealed) if sealed.exists() else set()
         except DamagedError:
@@ -513,17 +535,17 @@ def recorded_names(folder: Path) -> set[str]:
 
 
 def has_long_lines(folder: Path) -> bool:
-    """Return True if sealing a run's records first is faster, because it has many unsealed ones."""
+    """Return True if the run in `folder` has so many unsealed lines that sealing them first is faster."""
     sizes = (file.stat().st_size for file in folder.glob("records-*.jsonl"))
     return sum(sizes) > _MANY_BYTES
 
 
 def _names_in(file: Path) -> set[str]:
-    """Return the names in one file of records; none if they are those of a replay, or captured."""
+    """Return the names in one file of records; an empty set if the file is of a replay, or of captured values."""
     if file.suffix == ".parquet":
         summary = checked_summary(file)
-        own = summary.get("replay") is None
-        return {each["name"] for each in summary["names"]} if own else set()
+        of_run = summary.get("replay") is None
+        return {each["name"] for each in summary["names"]} if of_run else set()
     header, data, *_ = scan(file)
     if header.origin != Origin.RECORDED:
         return set()
@@ -542,7 +564,7 @@ def _lines(data: bytes) -> Iterator[tuple[int, LoggedValue]]:
         try:
             line = line_of(raw)
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            continue  # torn by a kill or a full disk
+            continue  # cut off by a kill or a full disk
         for k, (name, value) in enumerate(zip(line.n, line.v, strict=True)):
             yield line.s + k, (tuple(line.l), tuple(line.i), name, value)
 
@@ -551,7 +573,9 @@ def _sealed(folder: Path) -> Iterator[_Part]:
     for file in sorted(folder.glob("records-*.parquet")):
         summary = read_summary(file)
         if summary.get("replay") is None:
-            checked_summary(file)  # a damaged value would look like a difference
+            checked_summary(
+                file
+            )  # a damaged value would look like a difference between run and replay
             since = int(summary.get("since", 0))
             yield _Part(int(summary["attempt"]), str(summary["process"]), since, _rows(file))
 
@@ -561,7 +585,7 @@ def _rows(file: Path) -> Iterator[tuple[int, LoggedValue]]:
 
     with duckdb.connect() as connection:
         cursor = connection.execute(
-            f"SELECT seq, path, indices, name, {cell('mixed')} FROM read_parquet({quoted(file)}) "
+            f"SELECT seq, path, indices, name, {cell_sql('mixed')} FROM read_parquet({quoted(file)}) "
             "WHERE kind != 'repr' ORDER BY seq"
         )
         while batch := cursor.fetchmany(10_000):

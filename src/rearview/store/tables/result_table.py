@@ -1,4 +1,4 @@
-"""The result of a question: rows computed when fetched, as Python values, pandas, polars, Arrow or Parquet."""
+"""The result of a query: rows that are computed when fetched, as Python values, pandas, polars, Arrow or Parquet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from rearview.errors import RearviewError, UsageError
 from rearview.model.wording import plural
-from rearview.store.media import (
+from rearview.store.stored_values import (
     Get,
     StoredValue,
     histogram_svg,
@@ -27,17 +27,17 @@ from rearview.store.tables.pivot import decode
 PREVIEW = 20
 """Rows that `repr` and a notebook show."""
 THUMBNAILS = 4 << 20
-"""Most bytes of images shown in one notebook table; further ones are described."""
+"""Most bytes of images that one notebook table shows; further images are described in words."""
 _SAME = 16
-"""Values cached while rows are read: outer values are repeated on inner rows."""
+"""Stored values that are cached while rows are read, as values of outer loops are repeated on inner rows."""
 
 Stored = Callable[[dict[str, Any]], Any]
 
 
 class Table:
-    """Rows that are computed when they are fetched.
+    """Rows of a query, which are computed when they are fetched.
 
-    `columns` are the names in order; `kinds` has the kinds of the recorded ones.
+    `columns` are the names of the columns in order; `kinds` has the kind of each column with recorded values.
     """
 
     def __init__(
@@ -52,51 +52,57 @@ class Table:
         unproved: Sequence[str] = (),
         get: Get | None = None,
     ) -> None:
-        """Read arrays and images with `get`; without it they stay descriptions."""
+        """Create a table with the rows of the query `sql`.
+
+        `get` reads the bytes of arrays and images. If `get` is None, the table shows their descriptions. `labels` are
+        the names of the columns, if they differ from those in SQL. The other arguments are the attributes below.
+        """
         self._duck = duck
         self._get = get
         self.sql = sql
         self.kinds = dict(kinds or {})
         self.mark = mark
-        """The column that names the unproved values of each row; empty if there is none."""
+        """Column that lists the unproved values of each row; empty if there is no such column."""
         self.interpolated = interpolated
-        """The column that names the interpolated values of each row; empty if there is none."""
+        """Column that lists the interpolated values of each row; empty if there is no such column."""
         self.unproved = list(unproved)
-        """Names that may have unproved values in the rows."""
+        """Names of which some values in the rows may be unproved."""
         described = self._run(f"SELECT * FROM ({sql}\n) LIMIT 0").description
         self.columns = list(labels) or [column[0] for column in described]
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yield each row as a dictionary of Python values: arrays and tensors as they were logged.
+        """Yield each row as a dictionary of Python values; arrays and tensors are loaded from the store.
 
-        Rows with the same array share it.
+        Rows that hold one stored array share one loaded array.
         """
         return self._each(self._loading())
 
     def described(self) -> Iterator[dict[str, Any]]:
-        """Yield each row with a `StoredValue` in place of each array, tensor, image or histogram.
+        """Yield each row as a dictionary with a `StoredValue` for each array, tensor, image or histogram.
 
-        It has dtype and shape, and its bytes are read by `load()`.
+        A `StoredValue` has dtype and shape, and reads its bytes only when `load()` is called.
         """
         return self._each(None if self._get is None else self._describe)
 
     def _each(self, stored: Stored | None) -> Iterator[dict[str, Any]]:
         result = self._run(self.sql)
         kinds = self._column_kinds(result)
-        odd = [k for k, kind in enumerate(kinds) if kind not in _SIMPLE]
+        converted_columns = [k for k, kind in enumerate(kinds) if kind not in _SIMPLE]
         while batch := result.fetchmany(10_000):
             for row in batch:
                 out = dict(zip(self.columns, row, strict=True))
-                for k in odd:
+                for k in converted_columns:
                     out[self.columns[k]] = self._value(row[k], kinds[k], stored)
                 yield out
 
     def _column_kinds(self, result: Any) -> list[str]:
-        """Return the kind of each column; text columns of an SQL question may describe stored values."""
+        """Return the kind of each column; text columns of an SQL query get the kind `_TEXT`: their texts may describe values."""
         kinds = [self.kinds.get(column, "") for column in self.columns]
         if self.kinds or self._get is None:
             return kinds
-        return [_TEXT if str(about[1]) == "VARCHAR" else "" for about in result.description]
+        return [
+            _TEXT if str(description[1]) == "VARCHAR" else "" for description in result.description
+        ]
 
     def _value(self, cell: Any, kind: str, stored: Stored | None) -> Any:
         if kind != _TEXT:
@@ -111,7 +117,7 @@ class Table:
         return facts if value is None else value
 
     def _loading(self) -> Stored | None:
-        """Return a function that loads stored values, with a cache for one pass over the rows."""
+        """Return a function that loads stored values, with a cache for one pass over the rows, or None without `get`."""
         if self._get is None:
             return None
         read = lru_cache(_SAME)(lambda value: value.load())
@@ -123,39 +129,41 @@ class Table:
         return load
 
     def __repr__(self) -> str:
-        """Return the first rows as text, for a prompt."""
-        shown, rest = self._preview()
+        """Return the first rows as text, for an interactive prompt."""
+        shown, more_rows = self._preview()
         cells = [self.columns, *([_cell(row[name]) for name in self.columns] for row in shown)]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = [
             "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in cells
         ]
-        return "\n".join([*lines, *([f"… and {plural(rest, 'more row')}"] if rest else [])])
+        return "\n".join(
+            [*lines, *([f"… and {plural(more_rows, 'more row')}"] if more_rows else [])]
+        )
 
     def _repr_html_(self) -> str:
         """Return the first rows as HTML, for a notebook."""
-        shown, rest = self._preview()
+        shown, more_rows = self._preview()
         draw = _Drawing(THUMBNAILS)
         head = "".join(f"<th>{escape(name)}</th>" for name in self.columns)
         body = "".join(
             f"<tr>{''.join(f'<td>{draw(row[name])}</td>' for name in self.columns)}</tr>"
             for row in shown
         )
-        more = f"<p>… and {plural(rest, 'more row')}</p>" if rest else ""
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
+        more_text = f"<p>… and {plural(more_rows, 'more row')}</p>" if more_rows else ""
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more_text}"
 
     def _preview(self) -> tuple[list[dict[str, Any]], int]:
-        """Return the first rows, and how many more there are."""
+        """Return the first rows, and the number of further rows."""
         shown = list(islice(self.described(), PREVIEW))
         return shown, max(0, self.count() - len(shown)) if len(shown) == PREVIEW else 0
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return all rows as dictionaries of Python values: arrays and tensors as they were logged."""
+        """Return all rows as dictionaries of Python values; arrays and tensors are loaded from the store."""
         return list(self)
 
     def count(self) -> int:
-        """Return how many rows there are, without fetching them."""
+        """Return the number of rows, without fetching the rows."""
         return int(self._run(f"SELECT count(*) FROM ({self.sql}\n)").fetchone()[0])
 
     def pandas(self) -> Any:
@@ -175,7 +183,7 @@ class Table:
         return frame
 
     def polars(self) -> Any:
-        """Return a polars DataFrame; arrays and values of several types come as Python objects."""
+        """Return a polars DataFrame; arrays, and columns with values of several types, are Python objects."""
         _needs("polars")
         _needs("pyarrow")
         import polars as pl
@@ -189,18 +197,20 @@ class Table:
         )
 
     def arrow(self) -> Any:
-        """Return an Arrow table; values of several types come as the JSON text of each."""
+        """Return an Arrow table; a column with values of several types holds their JSON texts."""
         _needs("pyarrow")
         return self._fetch("to_arrow_table").rename_columns(self.columns)
 
     def _decoded(self, cells: Iterable[Any], kind: str, load: Stored | None) -> list[Any]:
-        """Return the Python values of a column with any null value."""
-        held = (str, bytes, bytearray)
-        return [self._value(c, kind, load) if isinstance(c, held) else None for c in cells]
+        """Return the Python values of a column; every null value, of pandas or polars, becomes None."""
+        cell_types = (str, bytes, bytearray)
+        return [self._value(c, kind, load) if isinstance(c, cell_types) else None for c in cells]
 
     def parquet(self, file: Path) -> None:
-        """Write a Parquet file; values of several types come as the JSON text of each."""
-        written = self._duck.folder / f"{file.name}.parquet"  # the only folder that it may write to
+        """Write the rows to a Parquet file; a column with values of several types holds their JSON texts."""
+        written = (
+            self._duck.folder / f"{file.name}.parquet"
+        )  # the only folder that DuckDB may write to
         try:
             self._run(f"COPY ({self.sql}\n) TO {quoted(written)} (FORMAT parquet)")
             shutil.copyfile(written, file)
@@ -211,7 +221,9 @@ class Table:
         import duckdb
 
         try:
-            cursor = self._duck.con.cursor()  # held until all is fetched
+            cursor = (
+                self._duck.con.cursor()
+            )  # a variable, because the cursor must exist until all rows are fetched
             return getattr(cursor.sql(self.sql), form)()
         except duckdb.Error as exc:
             raise refused(exc) from exc
@@ -226,7 +238,7 @@ class Table:
 
 
 class _LoadOnce:
-    """A stored value as a cache key: two values are equal if their object and form are equal."""
+    """A stored value as a cache key: keys are equal if object, kind, dtype and shape are equal."""
 
     def __init__(self, value: StoredValue) -> None:
         self._value = value
@@ -243,7 +255,10 @@ class _LoadOnce:
 
 
 class _Drawing:
-    """Renders the cells of a notebook table: media as people see them, the rest as text."""
+    """Draws the cells of a notebook table: images and other media as HTML, all other values as text.
+
+    `room` is the number of bytes of images that may be drawn.
+    """
 
     def __init__(self, room: int) -> None:
         self._room = room
@@ -262,7 +277,7 @@ class _Drawing:
                 loaded = value.load()
                 return text if loaded is value else str(loaded._repr_html_())
             data = value.raw()
-        except (RearviewError, OSError):  # `rows()` raises it
+        except (RearviewError, OSError):  # raised again by `rows()`
             return text
         if not is_png(data):
             return text
@@ -283,7 +298,7 @@ _TEXT = "text"
 
 
 def refused(exc: Exception) -> UsageError:
-    """Return an error of DuckDB about a question as a UsageError."""
+    """Return a UsageError for an error that DuckDB raised about a query."""
     return UsageError(
         f"The question cannot be answered: {str(exc).strip()}\nThe tables to ask are full_pivot (one row "
         'per point, one column per name), pivot, records, runs and more: `rearview sql "SHOW TABLES"` '
@@ -293,6 +308,7 @@ def refused(exc: Exception) -> UsageError:
 
 
 def _needs(library: str) -> None:
+    """Raise if a library is not installed."""
     import importlib.util
 
     if importlib.util.find_spec(library) is None:

@@ -1,4 +1,4 @@
-"""The SQL tables: each column with its meaning (docs/schema.md is made from this), and how they are filled."""
+"""The SQL tables: the meaning of each column, from which docs/schema.md is made, and functions that fill them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from rearview.model import Checkpoint
 from rearview.model.proof import ORIGINS
 from rearview.store.project import Project
 from rearview.store.tables.connection import Duck, fold, quoted
-from rearview.store.tables.pivot import ORIGIN, TYPES, encode, unify
-from rearview.store.tables.record_files import RunRecords, long
+from rearview.store.tables.pivot import ORIGIN, TYPES, common_kind, encode
+from rearview.store.tables.record_files import RunRecords, long_sql
 from rearview.store.trust import store_id
-from rearview.store.values import convert
+from rearview.store.values_as_json import convert
 from rearview.store.versions.versions import Versions
 
 _KINDS = (
@@ -21,23 +21,21 @@ _KINDS = (
     "lone surrogates, in base64), bytes (in base64), json, object, repr"
 )
 _ASK = (
-    "Made from `rearview.store.tables.schema`; `python -m rearview.store.tables.schema` prints it. Ask with "
-    "`rearview sql` or `rearview.history().sql(...)`; only questions are allowed, nothing can be "
-    "written and no other file can be read. The dialect is DuckDB's.\n"
+    "Made from `rearview.store.tables.schema`; `python -m rearview.store.tables.schema` prints it. Query the "
+    "tables with `rearview sql` or `rearview.history().sql(...)`. A query cannot write anything and cannot "
+    "read other files. The dialect is that of DuckDB.\n"
 )
 _PIVOTED = (
-    "Each has the column `run`, one column per loop, one per logged name and one per argument. Rows "
-    "come run by run, in the order in which the run logged the first of the columns asked for there "
-    "(`records.seq`). A row that only replays logged has the place of its point: behind the last row "
-    "that the run logged itself in an earlier or the same iteration of the same outermost loop, and "
-    "behind all of them where the run logged nothing in that loop. Where a name was logged several "
-    "times at one point, each has its row; where a value was replayed although it was recorded, the "
-    "recorded one is shown, and of several replays that of the best verdict. Values of replays that "
-    "were not exact are left out unless they are asked for (`--unproved`, `unproved=True`). Where "
-    "some may be unproved, a last column, `unproved`, holds the names of those of the row, separated "
-    "by commas, or null. A name "
-    "that is also a loop's is shown as `name_logged`, an argument that is also a name as "
-    "`name_arg`.\n"
+    "Each view has the column `run`, one column per loop, one per logged name and one per argument. Rows "
+    "are ordered by run, and in a run by the first log call that gave the row a value (`records.seq`). A row "
+    "that only replays logged comes after the last row that the run itself logged up to this iteration of "
+    "the outermost loop; if the run logged nothing in this loop, it comes after all rows of the run. If a "
+    "name was logged several times at one point, each value has a row. If a value was recorded and also "
+    "replayed, the recorded value is shown; if it was replayed several times, the value with the best "
+    "verdict. Values of replays that were not exact are left out, except with `--unproved` or "
+    "`unproved=True`. If some values may be unproved, a last column, `unproved`, holds for each row the "
+    "names of its unproved values, separated by commas, or null. A logged name that is also the name of a "
+    "loop is shown as `name_logged`, an argument that is also a logged name as `name_arg`.\n"
 )
 TABLES: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
     "projects": (
@@ -53,32 +51,32 @@ TABLES: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
         {
             "run": ("VARCHAR", "id"),
             "project": ("VARCHAR", "`projects.project`"),
-            "version": ("VARCHAR", "the source it ran; `versions.version`"),
+            "version": ("VARCHAR", "the version that it ran; `versions.version`"),
             "script": ("VARCHAR", "path in the project, or `-m module`"),
             "argv": ("VARCHAR[]", "command line after the script"),
             "status": ("VARCHAR", "running, finished, failed, paused or dead"),
-            "exit_code": ("INTEGER", "null while it runs, and if it died"),
+            "exit_code": ("INTEGER", "null while the run is running, and if it died"),
             "started": ("DOUBLE", "seconds since 1970"),
             "ended": ("DOUBLE", "seconds since 1970"),
             "host": ("VARCHAR", "machine"),
             "pid": ("BIGINT", "process"),
-            "cwd": ("VARCHAR", "folder it was started in"),
-            "parent": ("VARCHAR", "the run it came from, if any"),
-            "name": ("VARCHAR", "the name it was given; empty if none"),
-            "tags": ("VARCHAR[]", "the tags it was given: `where 'baseline' in tags`"),
+            "cwd": ("VARCHAR", "folder in which it was started"),
+            "parent": ("VARCHAR", "the run from which it was started, if any"),
+            "name": ("VARCHAR", "name that the user gave to it; empty if none"),
+            "tags": ("VARCHAR[]", "tags that the user gave to it: `where 'baseline' in tags`"),
             "note": ("VARCHAR", "the user's note about it; empty if none"),
         },
     ),
     "versions": (
-        "One row per run or derived version that keeps a source.",
+        "One row per version of a run, and per derived version.",
         {
             "version": ("VARCHAR", "hash of the source tree"),
-            "run": ("VARCHAR", "run that it belongs to; null for a derived version"),
+            "run": ("VARCHAR", "run that executed it; null for a derived version"),
             "parent": (
                 "VARCHAR",
                 (
-                    "the version before it: of the last run that started earlier with another source; of "
-                    "a derived version the one that probes were added to"
+                    "the version of the last earlier run that has another version; of a derived version, the "
+                    "version to which probes were added"
                 ),
             ),
             "project": ("VARCHAR", "`projects.project`"),
@@ -89,7 +87,7 @@ TABLES: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
         {
             "version": ("VARCHAR", "`versions.version`"),
             "path": ("VARCHAR", "path in the project"),
-            "hash": ("VARCHAR", "git's name of the content: equal content, equal hash"),
+            "hash": ("VARCHAR", "git's hash of the content: equal content, equal hash"),
             "text": ("VARCHAR", "the source text; null if it is not UTF-8, or a link"),
         },
     ),
@@ -99,16 +97,16 @@ TABLES: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
             "run": ("VARCHAR", "`runs.run`"),
             "name": ("VARCHAR", "name"),
             "kind": ("VARCHAR", "as in `records.kind`"),
-            "number": ("DOUBLE", "its value, if it is a number or a truth value"),
-            "text": ("VARCHAR", "its value as text"),
-            "origin": ("VARCHAR", "library that the program read it with; see capture.md"),
+            "number": ("DOUBLE", "value, if it is a number or a truth value"),
+            "text": ("VARCHAR", "value as text"),
+            "origin": ("VARCHAR", "library with which the program read it; see capture.md"),
         },
     ),
     "loops": (
         "One row per loop of every run in which something was logged.",
         {
             "run": ("VARCHAR", "`runs.run`"),
-            "path": ("VARCHAR", "the loop and those around it: `epoch/step`"),
+            "path": ("VARCHAR", "names of the loops around it and its own: `epoch/step`"),
             "loop": ("VARCHAR", "its name"),
             "depth": ("BIGINT", "1 for an outermost loop"),
             "iterations": ("BIGINT", "the highest iteration number plus one"),
@@ -118,17 +116,17 @@ TABLES: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
         "One row per point that holds records.",
         {
             "run": ("VARCHAR", "`runs.run`"),
-            "path": ("VARCHAR", "its loops: `epoch/step`; empty outside all loops"),
+            "path": ("VARCHAR", "names of the loops: `epoch/step`; empty outside of loops"),
             "indices": ("BIGINT[]", "iteration numbers, outermost first"),
             "labels": ("VARCHAR", "values of the loops where they are not the numbers, as JSON"),
-            "records": ("BIGINT", "how many records it holds"),
+            "records": ("BIGINT", "number of records at the point"),
         },
     ),
     "records": (
-        "One row per logged value, of the run and of its replays. Nothing is left out.",
+        "One row per logged value, of runs and of replays. No value is left out.",
         {
             "run": ("VARCHAR", "`runs.run`"),
-            "path": ("VARCHAR", "loops of its point"),
+            "path": ("VARCHAR", "names of the loops of its point"),
             "indices": ("BIGINT[]", "iteration numbers of its point"),
             "labels": ("VARCHAR", "values of the loops where they are not the numbers, as JSON"),
             "name": ("VARCHAR", "the logged name; `$stdout` for printed lines"),
@@ -136,9 +134,9 @@ TABLES: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
                 "VARCHAR",
                 _KINDS,
             ),
-            "number": ("DOUBLE", "the value of float, int, long and bool"),
-            "whole": ("BIGINT", "the exact value of int and long"),
-            "text": ("VARCHAR", "the value of all other kinds"),
+            "number": ("DOUBLE", "the value, if its kind is float, int, long or bool"),
+            "whole": ("BIGINT", "the exact value, if its kind is int or long"),
+            "text": ("VARCHAR", "the value, if it is of another kind"),
             "origin": (
                 "VARCHAR",
                 (
@@ -148,16 +146,16 @@ TABLES: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
                 ),
             ),
             "replay": ("VARCHAR", "`replays.replay`; null if recorded"),
-            "attempt": ("INTEGER", "how often the run was resumed before"),
-            "process": ("VARCHAR", "start time and number of the process; orders processes"),
+            "attempt": ("INTEGER", "how often the run had been resumed before"),
+            "process": ("VARCHAR", "start time and number of the process; sorts processes by time"),
             "seq": ("BIGINT", "order within the process"),
             "time": ("DOUBLE", "seconds since 1970"),
             "level": ("VARCHAR", "setup (outside all loops), outer or inner (any depth below)"),
             "version": (
                 "VARCHAR",
                 (
-                    "the source that logged it: of the run or, with the probes in it, of the replay; null "
-                    "if the run had continued with another source by then"
+                    "the version that logged it: of the run or of the replay, with its probes; null if the run "
+                    "had continued with another version by then"
                 ),
             ),
             "source": ("VARCHAR", "file of the statement that logged it; `files.path`"),
@@ -170,10 +168,10 @@ TABLES: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
             "checkpoint": ("VARCHAR", "id"),
             "run": ("VARCHAR", "`runs.run`"),
             "seq": ("BIGINT", "order within the run"),
-            "point": ("VARCHAR", "where it was taken: `epoch=3`"),
-            "edge": ("VARCHAR", "start or end of that iteration"),
+            "point": ("VARCHAR", "point at which it was saved: `epoch=3`"),
+            "edge": ("VARCHAR", "start or end of the iteration"),
             "complete": ("BOOLEAN", "whether a replay can start from it"),
-            "missing": ("VARCHAR[]", "why it is partial"),
+            "missing": ("VARCHAR[]", "parts of the state that it lacks, each with the reason"),
             "bytes": ("BIGINT", "logical size"),
             "time": ("DOUBLE", "seconds since 1970"),
         },
@@ -183,13 +181,13 @@ TABLES: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
         {
             "replay": ("VARCHAR", "id"),
             "run": ("VARCHAR", "`runs.run`"),
-            "version": ("VARCHAR", "the source it ran, with the probes in it"),
+            "version": ("VARCHAR", "the version that it ran, with its probes"),
             "started": ("DOUBLE", "seconds since 1970"),
-            "ended": ("DOUBLE", "seconds since 1970; null while it runs"),
-            "proved": ("BOOLEAN", "whether it was found equal to the run"),
+            "ended": ("DOUBLE", "seconds since 1970; null while the replay is running"),
+            "proved": ("BOOLEAN", "whether all compared values were equal to those of the run"),
             "verdict": ("VARCHAR", "exact, unproved, incomplete, not exact or redone"),
-            "why": ("VARCHAR", "the values that it compared, or the first difference"),
-            "redoes": ("VARCHAR", "the first replay that it replaces, if there was one"),
+            "why": ("VARCHAR", "how many values were compared, or the first difference"),
+            "redoes": ("VARCHAR", "the replay that it replaces, if there is one"),
             "names": ("VARCHAR[]", "the requested names"),
         },
     ),
@@ -221,7 +219,7 @@ EXAMPLES = {
         "select r.version, p.* from full_pivot p join runs r using (run) order by r.started, epoch, step"
     ),
 }
-"""One question for each relation; the page shows them, and a test asks them."""
+"""An example query for each table and view, which docs/schema.md shows and a test runs."""
 
 PAPER = {
     "ProjectID": ("runs.project, versions.project", "and `projects`"),
@@ -242,7 +240,7 @@ PAPER = {
     "Name": ("records.name", ""),
     "Val": ("records.number, records.whole, records.text", ""),
 }
-"""Symbol of table 1 of FlorDB's paper -> where to find it here, and a note."""
+"""Columns of Rearview for each symbol in table 1 of FlorDB's paper, with a note."""
 
 PIVOTS = {
     "setup_pivot": "One row per run: values that were logged outside all loops.",
@@ -270,20 +268,20 @@ FUNCTIONS = {
         (
             "value_oid",
             """json_extract_string(value, '$."$object"')""",
-            "the object that holds it: equal content, equal oid",
+            "oid of the object that holds the bytes: equal content, equal oid",
         ),
     )
 }
-"""SQL functions of a column of stored values or of `records.text`: their SQL and meaning."""
+"""SQL functions of the text of a stored value: their SQL and their meaning."""
 
 _PAPER = """\
 Everything that the relational model of FlorDB's paper (table 1) names can be asked for, joined as the picture shows.
 """
 
 _FUNCTIONS = """\
-A tensor, array, image, figure or histogram is a text of SQL that says what it is and which object of the \
-store holds it. These functions read it, from a column of a pivoted view or from `records.text`; of any \
-other text they return null: `SELECT epoch, value_shape(w), value_dtype(w) FROM full_pivot`.
+A tensor, array, image, figure or histogram is a text in SQL, which describes the value and names the object \
+of the store that holds it. These functions read the text, from a column of a pivoted view or from \
+`records.text`; for any other text they return null: `SELECT epoch, value_shape(w), value_dtype(w) FROM full_pivot`.
 """
 
 _PICTURE = """\
@@ -320,7 +318,7 @@ column is not known. Arrays, tensors, images and histograms come back as what th
 
 
 def markdown() -> str:
-    """Return the page that describes the tables."""
+    """Return docs/schema.md, which describes the tables, as text."""
     out = [
         "# What SQL sees\n",
         _ASK,
@@ -339,8 +337,8 @@ def markdown() -> str:
     out += ["", *(line for name in PIVOTS if name in EXAMPLES for line in _example(name))]
     out += ["## FlorDB's relational model\n", _PAPER, "| in the paper | here | |\n|---|---|---|"]
     for symbol, (where, note) in PAPER.items():
-        here = ", ".join(f"`{column}`" for column in where.split(", "))
-        out.append(f"| {symbol} | {here} | {note} |")
+        columns_here = ", ".join(f"`{column}`" for column in where.split(", "))
+        out.append(f"| {symbol} | {columns_here} | {note} |")
     out += ["\n## Types\n", _TYPED]
     out += ["## Functions\n", _FUNCTIONS, "| function | returns |\n|---|---|"]
     out += [f"| {name}(value) | {about} |" for name, (_, about) in FUNCTIONS.items()]
@@ -352,12 +350,12 @@ def _example(name: str) -> list[str]:
 
 
 def _wrapped(sql: str) -> str:
-    """Return a question with a line for each clause."""
+    """Return a query with a line break before each clause."""
     return re.sub(r" (?=(?:join|from|where|group by|order by) )", "\n", sql)
 
 
 def load_runs(duck: Duck, run_records: RunRecords, project: str = "") -> None:
-    """Create the tables that every question needs: `own.runs`, `own.args`, `own.replays`.
+    """Create the tables that every query needs: `own.runs`, `own.args`, `own.replays`.
 
     `project` is the id of the project.
     """
@@ -372,7 +370,9 @@ def load_runs(duck: Duck, run_records: RunRecords, project: str = "") -> None:
     for run_args in values.values():
         for name, (kind, _) in run_args.items():
             kinds.setdefault(name, set()).add(kind)
-    columns = {fold(f"a:{name}"): TYPES[unify(arg_kinds)] for name, arg_kinds in kinds.items()}
+    columns = {
+        fold(f"a:{name}"): TYPES[common_kind(arg_kinds)] for name, arg_kinds in kinds.items()
+    }
     rows = (
         {"run": run, **{fold(f"a:{name}"): text for name, (_, text) in run_args.items()}}
         for run, run_args in values.items()
@@ -387,12 +387,12 @@ def load_runs(duck: Duck, run_records: RunRecords, project: str = "") -> None:
         for run_replays in run_records.replays.values()
         for k, r in enumerate(run_replays)
     ]  # fmt: skip
-    own = {"ord": "BIGINT", "origin": "VARCHAR", "rank": "BIGINT"}
-    duck.load("own.replays", {**own, **_columns("replays")}, replays)
+    internal_columns = {"ord": "BIGINT", "origin": "VARCHAR", "rank": "BIGINT"}
+    duck.load("own.replays", {**internal_columns, **_columns("replays")}, replays)
 
 
 def load_views(duck: Duck, run_records: RunRecords) -> None:
-    """Create the tables of docs/schema.md; expensive ones stay empty until a question needs them."""
+    """Create the tables of docs/schema.md. `versions`, `files` and `checkpoints` are filled when a query needs them."""
     numeric = {"float", "int", "long", "bool"}
     origins = {run.id: run.arg_origins for run in run_records.runs}
     rows = (
@@ -419,12 +419,12 @@ def load_views(duck: Duck, run_records: RunRecords) -> None:
     }
     columns = ", ".join(f"{computed.get(c, f'l.{c}')} AS {c}" for c in _columns("records"))
     duck.execute(
-        f"CREATE VIEW records AS SELECT {columns} FROM ({long(parts, places=True)}) l "
+        f"CREATE VIEW records AS SELECT {columns} FROM ({long_sql(parts, with_source=True)}) l "
         "LEFT JOIN own.replays r ON l.run = r.run AND l.replay = r.replay "
         "LEFT JOIN own.runs o ON l.run = o.run"
     )
-    for macro, (about, _) in FUNCTIONS.items():
-        duck.execute(f"CREATE MACRO {macro}(value) AS {about}")
+    for macro, (sql, _) in FUNCTIONS.items():
+        duck.execute(f"CREATE MACRO {macro}(value) AS {sql}")
     duck.execute(
         "CREATE VIEW points AS SELECT run, path, indices, any_value(labels) AS labels, count(*) AS "
         "records FROM records GROUP BY run, path, indices"
@@ -445,7 +445,7 @@ def _arguments(run_records: RunRecords) -> dict[str, dict[str, tuple[str, str | 
 
 
 def load_project(duck: Duck, project: Project) -> None:
-    """Create the table of the project."""
+    """Create the table `projects`, with one row."""
     row = {"project": store_id(project.store), "name": project.root.name, "root": str(project.root)}
     duck.load("projects", _columns("projects"), [row])
 
@@ -453,19 +453,19 @@ def load_project(duck: Duck, project: Project) -> None:
 def load_versions(
     duck: Duck, run_records: RunRecords, versions: Versions | None, project: str, files: FileColumns
 ) -> None:
-    """Fill the tables of versions and, on request, of their files."""
-    names = versions.names() if versions is not None else {}
+    """Fill the table `versions` and, if `files` asks for it, the table `files`."""
+    tree_by_ref = versions.versions_by_ref() if versions is not None else {}
     parents = versions.parents() if versions is not None else {}
-    before = _versions_before(run_records)
+    previous_versions = _versions_before(run_records)
     rows = []
-    for name, tree in names.items():
-        run = name.removeprefix("runs/") if name.startswith("runs/") else None
-        parent = before.get(run) if run is not None else parents.get(tree)
+    for ref, tree in tree_by_ref.items():
+        run = ref.removeprefix("runs/") if ref.startswith("runs/") else None
+        parent = previous_versions.get(run) if run is not None else parents.get(tree)
         rows.append({"version": tree, "run": run, "parent": parent, "project": project})
     duck.load("versions", _columns("versions"), rows)
     file_rows = []
     if files is not FileColumns.NONE and versions is not None:
-        for tree in sorted(set(names.values())):
+        for tree in sorted(set(tree_by_ref.values())):
             texts = versions.files(tree) if files is FileColumns.TEXT else {}
             for path, oid in versions.hashes(tree).items():
                 text = _text(texts.get(path))
@@ -474,7 +474,7 @@ def load_versions(
 
 
 class FileColumns(Enum):
-    """How much of the table of files a question needs; texts are read only if it mentions them."""
+    """How much of the table `files` a query needs; texts are read only if the query mentions them."""
 
     NONE = 0
     NAMES = 1
@@ -482,14 +482,14 @@ class FileColumns(Enum):
 
 
 def _versions_before(run_records: RunRecords) -> dict[str, str | None]:
-    """Return the version before that of each run: of the last earlier run with another source."""
+    """Return a mapping from each run to the version of the last earlier run with another version, or to None."""
     out: dict[str, str | None] = {}
-    now: str | None = None
-    before: str | None = None
+    current_version: str | None = None
+    previous_version: str | None = None
     for run in run_records.runs:
-        if run.version and run.version != now:
-            now, before = run.version, now
-        out[run.id] = before if run.version else None
+        if run.version and run.version != current_version:
+            current_version, previous_version = run.version, current_version
+        out[run.id] = previous_version if run.version else None
     return out
 
 
@@ -501,7 +501,7 @@ def _text(data: bytes | None) -> str | None:
 
 
 def load_checkpoints(duck: Duck, checkpoints: Callable[[], Iterable[Checkpoint]] | None) -> None:
-    """Fill the table of checkpoints."""
+    """Fill the table `checkpoints`."""
     rows = (
         {"checkpoint": c.id, "run": c.run, "seq": c.seq, "point": str(c.point), "edge": c.edge,
          "complete": c.complete, "missing": [str(part) for part in c.missing], "bytes": c.nbytes, "time": c.time}

@@ -1,4 +1,4 @@
-"""Build the SQL of one table: its columns, its rows and their order (`"acc desc, epoch"`)."""
+"""Build the SQL of one table: its columns, its rows, and the order of rows, such as `"acc desc, epoch"`."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from rearview.store.tables.pivot import (
     INTERPOLATED,
     Catalogue,
     RowPaths,
-    branches,
     depth,
-    fill,
-    hidden,
     inside,
+    interpolated_column,
     loop_columns,
+    order_columns,
     rows_of,
+    union_of_paths,
     with_interpolated,
 )
-from rearview.store.tables.record_sources import Sources
+from rearview.store.tables.select_records import SelectedRecords
 
 _COMMA = re.compile(r""",(?=(?:[^"]*"[^"]*")*[^"]*$)""")
-"""A comma outside of double quotes."""
+"""Matches a comma that is not in double quotes."""
 _KEY = re.compile(
     r"""(?P<minus>-?)(?:"(?P<quoted>(?:[^"]|"")+)"|(?P<plain>.+?))(?:\s+(?P<way>asc|desc))?""",
     re.IGNORECASE | re.DOTALL,
@@ -35,20 +35,20 @@ _KEY = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class OrderKey:
-    """A column that rows are ordered by."""
+    """A column by which rows are ordered."""
 
     column: str
-    """As the user wrote it."""
+    """Name of the column as the user wrote it."""
     descending: bool = False
 
 
 def order_keys(
     order: str | Iterable[str] | None, is_column: Callable[[str], bool]
 ) -> list[OrderKey]:
-    """Return the keys that a text or several texts name, the most important first.
+    """Return the keys in an order such as `"acc desc, epoch"` or `["-acc", "epoch"]`, the most important first.
 
-    A column whose name has commas, blanks or a leading minus is written in double quotes, unless the
-    whole text is its name.
+    A column whose name has commas, blanks or a leading minus must be in double quotes, unless the whole text is the
+    name of a column (`is_column` returns True).
 
     >>> order_keys("acc desc, epoch", lambda name: False)
     [OrderKey(column='acc', descending=True), OrderKey(column='epoch', descending=False)]
@@ -79,10 +79,10 @@ def _unreadable(text: str) -> UsageError:
 
 
 def order_sql(label: str, kind: str, *, descending: bool) -> list[str]:
-    """Return the SQL terms that order rows by one column; rows without a value come last.
+    """Return SQL terms that order rows by one column, with rows without a value at the end.
 
-    Not-a-number comes behind all numbers in both directions. A column of several types is ordered
-    by its numbers first, then by text.
+    Values that are not a number come after all numbers, in ascending and descending order. In a column of several
+    types, numbers come first, ordered by size, then all other values, ordered by their text.
     """
     way = f"{'DESC' if descending else 'ASC'} NULLS LAST"
     column = ident(label)
@@ -103,11 +103,11 @@ RUN_COLUMNS = (
     *("status", "script", "version", "started", "ended", "exit_code", "host", "parent"),
     *("name", "tags", "note"),
 )
-"""Facts of runs that can be columns."""
+"""Facts of runs that can be columns of a table."""
 MARK = "unproved"
 """Name of the column that lists the unproved values of each row."""
 _RUN = "r:run"
-"""Key of an order: runs in the order they started."""
+"""Column of an order that sorts runs by their start."""
 WORD = re.compile(r"""'(?:[^']|'')*'|"((?:[^"]|"")+)"|([^\W\d]\w*)""")
 _NEVER = frozenset(
     ("and", "or", "not", "in", "is", "null", "like", "between", "true", "false", "case", "when")
@@ -115,16 +115,16 @@ _NEVER = frozenset(
 
 
 class TableQuery:
-    """The columns of a table, and the SQL that selects them.
+    """The columns of one table, and the SQL that computes its rows.
 
-    With `level`, only values that were logged that many loops deep. With `every`, a query without names
-    means all names, also captured ones that a table leaves out by default. With `interpolate`, missing
-    numbers between known ones are filled.
+    `names` are the columns that the user asked for. Without `names`, the table has the names that tables show by
+    default or, with `every`, all names. With `level`, only values that were logged in exactly `level` nested loops
+    are shown. With `interpolate`, missing numbers between known numbers are filled.
     """
 
     def __init__(
         self,
-        sources: Sources,
+        selected: SelectedRecords,
         names: Iterable[str],
         *,
         origins: bool,
@@ -132,54 +132,59 @@ class TableQuery:
         every: bool = False,
         interpolate: bool = False,
     ) -> None:
-        self._sources = sources
+        self._selected = selected
         self._interpolate = interpolate
         self._shows_origins = origins
-        self._cat = sources.catalogue if level is None else at_level(sources.catalogue, level)
-        self._all_loops = self._cat.loops(self._cat.rank)
+        self._catalogue = (
+            selected.catalogue if level is None else at_level(selected.catalogue, level)
+        )
+        self._all_loops = self._catalogue.loops(self._catalogue.rank)
         self._logged: list[str] = []
         self._facts: list[str] = []
         name_list = list(names)
         if not name_list:
-            self._logged = list(self._cat.names) if every else sources.names_by_default()
-            self._facts = [f"a:{name}" for name in sources.args]
+            self._logged = list(self._catalogue.names) if every else selected.names_by_default()
+            self._facts = [f"a:{name}" for name in selected.args]
         for text in name_list:
-            # a name means the logged value rather than a loop of the same name
-            self._add(f"n:{text}" if text in self._cat.names else self.column_of(text))
+            # if a loop has this name, too, the logged value is meant
+            self._add(f"n:{text}" if text in self._catalogue.names else self.column_of(text))
         self.mark = ""
         """Column that lists the unproved values of each row; empty if there is none."""
         self.interpolated = ""
         """Column that lists the interpolated values of each row; empty if there is none."""
         self.kinds: dict[str, str] = {}
-        """Kind of every recorded column, by its label."""
+        """Mapping from the label of each column with recorded values to the kind of the column."""
         self.labels: list[str] = []
-        """The columns of the answer, each as it was logged."""
+        """The names of the columns of the answer, as they were logged."""
 
     @property
     def unproved(self) -> list[str]:
-        """The columns of the answer that may hold unproved values."""
-        return [name for name in self._logged if name in self._sources.unproved]
+        """Names of the columns of the answer that may hold unproved values."""
+        return [name for name in self._logged if name in self._selected.unproved]
 
     @property
     def _origins(self) -> Collection[str]:
-        """Names whose origins are needed."""
+        """Names for which the SQL has a column of origins: to be shown, or to find unproved values."""
         return self._logged if self._shows_origins else self.unproved
 
     @property
-    def bare(self) -> bool:
-        """Whether no column holds logged values."""
+    def has_no_values(self) -> bool:
+        """Whether the table has no column with logged values."""
         return not self._logged
 
     def _add(self, column: str) -> None:
         if column.startswith("l:"):
-            return  # loops have their columns anyway
+            return  # loops always have columns
         into = self._logged if column.startswith("n:") else self._facts
         column = column.removeprefix("n:")
         if column not in into:
             into.append(column)
 
     def column_of(self, text: str) -> str:
-        """Return the column that a text names: `n:` logged, `a:` argument, `l:` loop, `r:` fact."""
+        """Return the column that `text` names, with a prefix for what it holds; raise if there is no such column.
+
+        The prefix is `n:` for logged values, `a:` for an argument, `l:` for a loop, `r:` for a fact of runs.
+        """
         column = self._find(text)
         if column is None:
             raise UsageError(
@@ -188,7 +193,8 @@ class TableQuery:
         return column
 
     def _find(self, text: str) -> str | None:
-        names, args = self._cat.names, self._sources.args
+        """Return the column that `text` names, with a prefix as in `column_of`, or None."""
+        names, args = self._catalogue.names, self._selected.args
         short = text.removesuffix("_logged").removesuffix("_arg")
         for column, holds in (
             (f"l:{text}", text in self._all_loops),
@@ -203,21 +209,24 @@ class TableQuery:
         return None
 
     def _nearest(self, text: str) -> str:
-        columns = [*self._cat.names, *self._sources.args, *self._all_loops]
-        if not self._cat.names and not self._sources.args:
+        """Return a sentence that suggests names similar to an unknown name."""
+        columns = [*self._catalogue.names, *self._selected.args, *self._all_loops]
+        if not self._catalogue.names and not self._selected.args:
             return "No run has logged anything yet."
         word = text.lower()
-        near = [name for name in columns if _contains(name.lower(), word)]
+        similar = [name for name in columns if _contains(name.lower(), word)]
         for names, cutoff in ((columns, 0.6), (RUN_COLUMNS, 0.75)):
             lower = {name.lower(): name for name in reversed(names)}
-            near += [lower[n] for n in difflib.get_close_matches(word, lower, n=3, cutoff=cutoff)]
-        if near:
-            return f"Did you mean {' or '.join(list(dict.fromkeys(near))[:5])}?"
-        shown = ", ".join(columns[:8])
-        return f"Known are: {shown}. To have it, log it: `rearview.log({text!r}, ...)`."
+            similar += [
+                lower[n] for n in difflib.get_close_matches(word, lower, n=3, cutoff=cutoff)
+            ]
+        if similar:
+            return f"Did you mean {' or '.join(list(dict.fromkeys(similar))[:5])}?"
+        first_columns = ", ".join(columns[:8])
+        return f"Known are: {first_columns}. To have it, log it: `rearview.log({text!r}, ...)`."
 
     def explain(self, message: str) -> UsageError | None:
-        """Return a better error for a column that DuckDB did not find."""
+        """Return a helpful error if `message` of DuckDB says that a column was not found, else None."""
         match = re.search(r'[Cc]olumn "([^"]+)" (?:not found|does not exist)', message)
         if match is None:
             return None
@@ -235,28 +244,33 @@ class TableQuery:
         *,
         keys: bool = False,
     ) -> str:
-        """Return the SELECT; with `keys` it returns run, path and iterations only."""
+        """Return the SELECT of the table; with `keys`, only run, loop path and iterations of each row are selected."""
         keys_of_order = [
             (self._order_column(key.column), key)
             for key in order_keys(order, lambda text: self._find(text) is not None)
         ]
         ordering = [column for column, _ in keys_of_order]
-        extra = [*self._mentioned(where or ""), *(c for c in ordering if c != _RUN)]
-        inline: list[str] = []
-        apart: list[str] = []
+        mentioned = [*self._mentioned(where or ""), *(c for c in ordering if c != _RUN)]
+        repeatable: list[str] = []
+        deeper: list[str] = []
         rows = self._rows(self._logged)
-        for column in dict.fromkeys(extra):
+        for column in dict.fromkeys(mentioned):
             name = column.removeprefix("n:")
             if column.startswith("n:") and name not in self._logged:
-                fits = all(any(inside(q, p) for q in rows.paths) for p in self._cat.names[name])
-                (inline if fits else apart).append(name)
-        self._check_order(keys_of_order, rows, apart)
-        facts = [*self._facts, *(c for c in extra if c[:2] in ("a:", "r:"))]
+                is_outside = all(
+                    any(inside(q, p) for q in rows.paths) for p in self._catalogue.names[name]
+                )
+                (repeatable if is_outside else deeper).append(name)
+        self._check_order(keys_of_order, rows, deeper)
+        facts = [*self._facts, *(c for c in mentioned if c[:2] in ("a:", "r:"))]
         deepest = max((depth(path) for path in rows.paths), default=0)
-        place = [f"$r{k}" for k in range(1, deepest + 1)], [f"$i{k}" for k in range(1, deepest + 1)]
-        speaks = any(MARK in match.groups() for match in WORD.finditer(where or ""))
+        rank_and_index = (
+            [f"$r{k}" for k in range(1, deepest + 1)],
+            [f"$i{k}" for k in range(1, deepest + 1)],
+        )
+        mentions_mark = any(MARK in match.groups() for match in WORD.finditer(where or ""))
         self.mark = self.interpolated = ""
-        if speaks or (self.unproved and not self._shows_origins):
+        if mentions_mark or (self.unproved and not self._shows_origins):
             self.mark = self._free_label(MARK, rows)
         if self._interpolate and not self._shows_origins:
             self.interpolated = self._free_label(INTERPOLATED, rows)
@@ -264,53 +278,58 @@ class TableQuery:
         names = _distinct(columns)
         self.labels = list(columns)
         self.kinds = {label: kind for label, (_, kind) in columns.items() if kind}
-        beside = {path for name in inline for path in self._cat.names[name]} - set(rows.paths)
-        rows = replace(rows, joined=frozenset(beside))
-        sources = self._sources
+        other_paths = {path for name in repeatable for path in self._catalogue.names[name]} - set(
+            rows.paths
+        )
+        rows = replace(rows, joined=frozenset(other_paths))
+        selected = self._selected
         if limit is not None and not where and not ordering and not self._interpolate:
-            sources = self._near(rows, limit)
-        logged = [*self._logged, *inline]
-        text = self._rows_sql(logged, rows, facts, sources)
-        if where and not apart:
+            selected = self._first_records(rows, limit)
+        logged = [*self._logged, *repeatable]
+        text = self._rows_sql(logged, rows, facts, selected)
+        if where and not deeper:
             text = f"SELECT * FROM ({text}) WHERE (\n{where}\n)"
         elif where:
-            text = self._selected(text, rows, [*logged, *apart], facts, where)
+            text = self._rows_containing(text, rows, [*logged, *deeper], facts, where)
         if keys:
-            shown = ", ".join(map(ident, ["run", *hidden(deepest)]))
+            selected_columns = ", ".join(map(ident, ["run", *order_columns(deepest)]))
         else:
-            shown = ", ".join(ident(name) for name in names.values())
-        ranked = self._order_terms(keys_of_order, rows, logged, facts)
-        steps = [ident(c) for pair in zip(*place, strict=True) for c in pair]
-        by = ", ".join([*ranked, ident("$ord"), *_in_order([*steps, ident("$occ")])])
+            selected_columns = ", ".join(ident(name) for name in names.values())
+        order_terms = self._order_terms(keys_of_order, rows, logged, facts)
+        steps = [ident(c) for pair in zip(*rank_and_index, strict=True) for c in pair]
+        order_by = ", ".join([*order_terms, ident("$ord"), *_in_order([*steps, ident("$occ")])])
         end = f" LIMIT {int(limit)}" if limit is not None else ""
-        return f"SELECT {shown} FROM ({text}) ORDER BY {by}{end}"
+        return f"SELECT {selected_columns} FROM ({text}) ORDER BY {order_by}{end}"
 
     def _order_column(self, text: str) -> str:
-        """Return the column that a key of the order names; the case of letters may differ."""
+        """Return the column that a key of the order names, also if upper and lower case differ."""
         if text == "run":
             return _RUN
-        every = (*self._cat.names, *self._sources.args, *self._all_loops)
-        same = [name for name in every if name.lower() == text.lower()]
-        return next(filter(None, map(self._find, (text, *same))), None) or self.column_of(text)
+        all_names = (*self._catalogue.names, *self._selected.args, *self._all_loops)
+        same_name = [name for name in all_names if name.lower() == text.lower()]
+        return next(filter(None, map(self._find, (text, *same_name))), None) or self.column_of(text)
 
     def _check_order(
-        self, keys: list[tuple[str, OrderKey]], rows: RowPaths, apart: Collection[str]
+        self, keys: list[tuple[str, OrderKey]], rows: RowPaths, deeper: Collection[str]
     ) -> None:
-        """Raise if rows cannot be ordered by one of the keys."""
-        loops = self._cat.loops(rows.paths)
+        """Raise if rows cannot be ordered by one of the keys; `deeper` are names logged in loops inside the rows."""
+        loops = self._catalogue.loops(rows.paths)
         for column, key_of_order in keys:
             name = column[2:]
-            if column.startswith("n:") and name in apart:
+            if column.startswith("n:") and name in deeper:
                 why = "it has several values in each of them, as it is logged in a loop inside"
-                todo = "Add it to the names"
+                remedy = "Add it to the names"
             elif column.startswith("l:") and name not in loops:
-                why, todo = "they are not in that loop", "Add a name that is logged in it"
-            elif column.startswith("n:") and self._cat.kind(name) == "object":
-                why, todo = "it holds arrays, tensors or images", "Log a number of it, its norm say"
+                why, remedy = "they are not in that loop", "Add a name that is logged in it"
+            elif column.startswith("n:") and self._catalogue.kind(name) == "object":
+                why, remedy = (
+                    "it holds arrays, tensors or images",
+                    "Log a number of it, its norm say",
+                )
             else:
                 continue
             raise UsageError(
-                f"Rows cannot be ordered by {key_of_order.column!r}: {why}. {todo}.", slug="order"
+                f"Rows cannot be ordered by {key_of_order.column!r}: {why}. {remedy}.", slug="order"
             )
 
     def _order_terms(
@@ -320,8 +339,8 @@ class TableQuery:
         names: Iterable[str],
         facts: Iterable[str],
     ) -> list[str]:
-        """Return the SQL terms of the requested order."""
-        loops = self._cat.loops(rows.paths)
+        """Return SQL terms for the order that the user asked for."""
+        loops = self._catalogue.loops(rows.paths)
         labels = _distinct(self._available(rows, names, facts))
         out: list[str] = []
         for column, key_of_order in keys:
@@ -339,41 +358,46 @@ class TableQuery:
         return out
 
     def _kind(self, name: str) -> str:
-        """Return the kind of the column of a logged name in the answer."""
-        return "float" if self._fills(name) else self._cat.kind(name)
+        """Return the kind of the column of a logged name in the answer; an interpolated column holds floats."""
+        return "float" if self._fills(name) else self._catalogue.kind(name)
 
     def _fills(self, name: str) -> bool:
-        """Return True if missing values of a name are to be interpolated: if it holds numbers."""
-        if not self._interpolate or self._cat.kind(name) not in {"float", "int"}:
+        """Return True if missing values of a name are to be interpolated, which needs a column of numbers."""
+        if not self._interpolate or self._catalogue.kind(name) not in {"float", "int"}:
             return False
-        return not any("long" in kinds for kinds in self._cat.names[name].values())
+        return not any("long" in kinds for kinds in self._catalogue.names[name].values())
 
-    def _near(self, rows: RowPaths, limit: int) -> Sources:
-        """Return sources that hold the first rows and little more."""
+    def _first_records(self, rows: RowPaths, limit: int) -> SelectedRecords:
+        """Return the selected records without most of those that are not needed for the first `limit` rows."""
         if not self._logged:
-            return self._sources
-        sources = self._sources.first(limit, self._logged)
-        if len({path.split("/")[0] for path in rows.paths if path}) != 1 or not sources.plain:
-            return sources
-        leaf = max(rows.paths, key=depth)
-        here = {n: self._cat.kind(n) for n in self._logged if leaf in self._cat.names[n]}
-        return sources.until(leaf, limit, here)
+            return self._selected
+        selected = self._selected.first_runs(limit, self._logged)
+        if len({path.split("/")[0] for path in rows.paths if path}) != 1 or not selected.plain:
+            return selected
+        deepest_path = max(rows.paths, key=depth)
+        kinds = {
+            n: self._catalogue.kind(n)
+            for n in self._logged
+            if deepest_path in self._catalogue.names[n]
+        }
+        return selected.first_iterations(deepest_path, limit, kinds)
 
     def _rows(self, names: Iterable[str]) -> RowPaths:
-        paths_by_name = {name: self._cat.names[name] for name in names}
-        virtual = {
+        """Return the loop paths whose points have rows in a table of `names`."""
+        paths_by_name = {name: self._catalogue.names[name] for name in names}
+        fillable = {
             (n, path) for n, at in paths_by_name.items() for path, kinds in at.items() if not kinds
         }
-        rows = rows_of(paths_by_name, virtual)
+        rows = rows_of(paths_by_name, fillable)
         if not rows.paths:
             return RowPaths(("",), frozenset({""}))
-        if virtual and "" not in rows.paths:  # runs without a known point still have a row
-            return RowPaths(("", *rows.paths), rows.kept)
+        if fillable and "" not in rows.paths:  # a run without a known point has a row, too
+            return RowPaths(("", *rows.paths), rows.always_shown)
         return rows
 
     def _visible(self, rows: RowPaths) -> Iterator[tuple[str, tuple[str, str]]]:
-        """Yield label, SQL and kind of every column of the answer."""
-        loops = self._cat.loops(rows.paths)
+        """Yield the label of every column of the answer, with its SQL and its kind."""
+        loops = self._catalogue.loops(rows.paths)
         yield "run", ("b.run", "")
         for loop in loops:
             yield loop, (f"b.{key('l', loop)}", "")
@@ -383,7 +407,7 @@ class TableQuery:
             if self._shows_origins:
                 origin = f"b.{key('o', name)}"
                 if self._fills(name):
-                    origin = f"CASE WHEN b.{fill(name)} IS NOT NULL THEN {quoted(INTERPOLATED)} ELSE {origin} END"
+                    origin = f"CASE WHEN b.{interpolated_column(name)} IS NOT NULL THEN {quoted(INTERPOLATED)} ELSE {origin} END"
                 yield f"{label}.origin", (origin, "")
         for column in self._facts:
             yield self._fact(column, loops)
@@ -393,7 +417,7 @@ class TableQuery:
             yield self.interpolated, (self._fill_marks(loops), "")
 
     def _marks(self, loops: Iterable[str]) -> str:
-        """Return the SQL of the names of the unproved values of a row; null if it has none."""
+        """Return SQL for the names of the unproved values of a row, which is null if there are none."""
         trusted = ", ".join(map(quoted, sorted(TRUSTED)))
         marks = [
             f"CASE WHEN b.{key('o', name)} NOT IN ({trusted}) "
@@ -403,23 +427,25 @@ class TableQuery:
         return _listed(marks)
 
     def _fill_marks(self, loops: Iterable[str]) -> str:
-        """Return the SQL of the names of the interpolated values of a row; null if it has none."""
+        """Return SQL for the names of the interpolated values of a row, which is null if there are none."""
         return _listed(
-            f"CASE WHEN b.{fill(name)} IS NOT NULL THEN {quoted(self._label(name, loops))} END"
+            f"CASE WHEN b.{interpolated_column(name)} IS NOT NULL THEN {quoted(self._label(name, loops))} END"
             for name in self._logged
             if self._fills(name)
         )
 
     def _free_label(self, word: str, rows: RowPaths) -> str:
-        """Return a name for a column of marks that no other column has."""
-        taken = {label.lower() for label, _ in self._visible(rows)}
-        return next(label for k in range(len(taken) + 1) if (label := word + "_" * k) not in taken)
+        """Return `word`, with underscores if needed, as the name of a column, so that no other column has this name."""
+        labels = {label.lower() for label, _ in self._visible(rows)}
+        return next(
+            label for k in range(len(labels) + 1) if (label := word + "_" * k) not in labels
+        )
 
     def _available(
         self, rows: RowPaths, names: Iterable[str], facts: Iterable[str]
     ) -> dict[str, tuple[str, str]]:
-        """Return all that a condition or an order may mention: SQL and kind by label."""
-        loops = self._cat.loops(rows.paths)
+        """Return the columns that a condition or an order may mention: SQL and kind by label."""
+        loops = self._catalogue.loops(rows.paths)
         out = dict(self._visible(rows))
         for name in names:
             out.setdefault(self._label(name, loops), (f"b.{key('n', name)}", ""))
@@ -435,45 +461,47 @@ class TableQuery:
         name = column[2:]
         if column.startswith("r:"):
             return name, (f"r.{ident(name)}", "")
-        taken = name in self._logged or name in loops or name == "run"
-        label = f"{name}_arg" if taken else name
-        return label, (f"a.{key('a', name)}", self._sources.args[name])
+        is_taken = name in self._logged or name in loops or name == "run"
+        label = f"{name}_arg" if is_taken else name
+        return label, (f"a.{key('a', name)}", self._selected.args[name])
 
     def _rows_sql(
-        self, names: list[str], rows: RowPaths, facts: list[str], sources: Sources
+        self, names: list[str], rows: RowPaths, facts: list[str], selected: SelectedRecords
     ) -> str:
-        """Return all rows with everything that a condition or an order may mention."""
-        kinds = {name: self._cat.kind(name) for name in names}
-        columns = {name: dict.fromkeys(self._cat.names[name], kinds[name]) for name in names}
+        """Return SQL for all rows, with all columns that a condition or an order may mention."""
+        kinds = {name: self._catalogue.kind(name) for name in names}
+        columns = {name: dict.fromkeys(self._catalogue.names[name], kinds[name]) for name in names}
 
         def source(path: str) -> str:
-            here = {name: kinds[name] for name in names if path in columns[name]}
-            return sources.wide(path, here, origins=self._origins)
+            path_kinds = {name: kinds[name] for name in names if path in columns[name]}
+            return selected.wide_sql(path, path_kinds, origins=self._origins)
 
-        text = branches(self._cat, columns, rows, source, origins=self._origins)
-        if filled := {name: self._cat.names[name] for name in names if self._fills(name)}:
+        text = union_of_paths(self._catalogue, columns, rows, source, origins=self._origins)
+        if filled := {name: self._catalogue.names[name] for name in names if self._fills(name)}:
             text = with_interpolated(text, rows.paths, filled)
-        shown = self._available(rows, names, facts)
-        labels = _distinct(shown)
-        cells = ", ".join(f"{sql} AS {ident(labels[label])}" for label, (sql, _) in shown.items())
+        available = self._available(rows, names, facts)
+        labels = _distinct(available)
+        cells = ", ".join(
+            f"{sql} AS {ident(labels[label])}" for label, (sql, _) in available.items()
+        )
         deepest = max((depth(path) for path in rows.paths), default=0)
-        place = ", ".join(f"b.{ident(column)}" for column in hidden(deepest))
+        position_columns = ", ".join(f"b.{ident(column)}" for column in order_columns(deepest))
         return (
-            f"SELECT {cells}, {place}, b.{ident('$s')}, r.ord AS {ident('$ord')} FROM ({text}) b "
+            f"SELECT {cells}, {position_columns}, b.{ident('$s')}, r.ord AS {ident('$ord')} FROM ({text}) b "
             "JOIN own.runs r ON r.run = b.run LEFT JOIN own.args a ON a.run = b.run"
         )
 
-    def _selected(
+    def _rows_containing(
         self, text: str, rows: RowPaths, names: list[str], facts: list[str], where: str
     ) -> str:
-        """Return the rows in which, or inside which, the condition holds somewhere."""
+        """Return SQL for those rows of `text` in which, or in whose inner loops, the condition `where` is true."""
         deeper = self._rows(names)
-        inner = self._rows_sql(names, deeper, facts, self._sources)
+        inner = self._rows_sql(names, deeper, facts, self._selected)
         shared = min(
             _common(p, q)
             for p in rows.paths
             for name in names
-            for q in self._cat.names[name]
+            for q in self._catalogue.names[name]
             if q not in rows.paths
         )
         keys = [ident("run"), *(ident(f"${c}{k}") for k in range(1, shared + 1) for c in "ri")]
@@ -482,50 +510,54 @@ class TableQuery:
         return f"SELECT o.* FROM ({text}) o SEMI JOIN ({matching}) s ON {on}"
 
     def _mentioned(self, where: str) -> Iterator[str]:
-        """Yield the columns that a condition mentions."""
+        """Yield the columns that the text of a condition mentions."""
         for match in WORD.finditer(where):
             word = match[1].replace('""', '"') if match[1] else match[2]
             if word and not (match[2] and word.lower() in _NEVER):
-                every = (*self._cat.names, *self._sources.args)
-                same = [word, *(name for name in every if name.lower() == word.lower())]
-                column = next(filter(None, map(self._find, same)), None)
+                all_names = (*self._catalogue.names, *self._selected.args)
+                same_name = [word, *(name for name in all_names if name.lower() == word.lower())]
+                column = next(filter(None, map(self._find, same_name)), None)
                 if column is not None:
                     yield column
 
 
 def _listed(marks: Iterable[str]) -> str:
-    """Return SQL that joins the marks that are not null by commas; null if all are."""
+    """Return SQL that joins those of the `marks` that are not null by commas, or null if all are null."""
     texts = ", ".join(marks)
     return f"nullif(concat_ws(', ', {texts}), '')" if texts else "NULL::VARCHAR"
 
 
 def _contains(name: str, word: str) -> bool:
-    """Return True if one of two names is a part of the other: `loss` of `train_loss`."""
+    """Return True if one of two names contains the other, as `train_loss` contains `loss`."""
     short, long = sorted((name, word), key=len)
     return (len(short) > 2 and short in long) or long.endswith((f".{short}", f"/{short}"))
 
 
 def _in_order(steps: list[str]) -> list[str]:
-    """Return the SQL that orders the rows of one run by the time of logging.
+    """Return SQL terms that order the rows of one run as they were logged.
 
-    A row of a replay follows the last row that the run itself logged before that point in the same
-    outermost loop, by iterations; if the run logged nothing there, it follows all rows of the run.
+    A row that only replays logged comes after the last row that the run itself logged, by iterations, before this
+    point in this outermost loop. If the run logged nothing in this loop, the row comes last.
     """
-    own, outermost = ident("$s"), steps[0] if len(steps) > 1 else "NULL"
-    near = (
-        f"last_value({own} IGNORE NULLS) OVER (PARTITION BY {ident('$ord')}, {outermost} ORDER BY "
+    own_number, outermost = ident("$s"), steps[0] if len(steps) > 1 else "NULL"
+    previous_number = (
+        f"last_value({own_number} IGNORE NULLS) OVER (PARTITION BY {ident('$ord')}, {outermost} ORDER BY "
         f"{', '.join(steps)} ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)"
     )
-    first = f"min({own}) OVER (PARTITION BY {ident('$ord')}, {outermost})"
-    return [f"coalesce({own}, {near}, {first} - 1) NULLS LAST", f"{own} IS NULL", *steps]
+    first = f"min({own_number}) OVER (PARTITION BY {ident('$ord')}, {outermost})"
+    return [
+        f"coalesce({own_number}, {previous_number}, {first} - 1) NULLS LAST",
+        f"{own_number} IS NULL",
+        *steps,
+    ]
 
 
 def at_level(catalogue: Catalogue, level: int) -> Catalogue:
-    """Return the catalogue of values that were logged exactly that many loops deep."""
+    """Return a catalogue with the values of `catalogue` that were logged in exactly `level` nested loops."""
     out = Catalogue()
     for path in sorted(catalogue.rank, key=lambda path: catalogue.rank[path]):
         if depth(path) == level:
-            out.see(path)
+            out.add_path(path)
             out.labels[path] = catalogue.labels.get(path, out.labels[path])
     for name, paths in catalogue.names.items():
         for path, kinds in paths.items():
@@ -541,18 +573,19 @@ def _distinct(labels: Iterable[str]) -> dict[str, str]:
     {'loss': 'loss', 'Loss': 'Loss_2'}
     """
     out: dict[str, str] = {}
-    taken: set[str] = set()
+    used_names: set[str] = set()
     for label in labels:
         n, name = 1, label
-        while name.lower() in taken:
+        while name.lower() in used_names:
             n += 1
             name = f"{label}_{n}"
-        taken.add(name.lower())
+        used_names.add(name.lower())
         out[label] = name
     return out
 
 
 def _common(a: str, b: str) -> int:
+    """Return how many of their outermost loops two loop paths share."""
     columns_a, columns_b = loop_columns(a), loop_columns(b)
     return next(
         (k for k, (x, y) in enumerate(zip(columns_a, columns_b, strict=False)) if x != y),

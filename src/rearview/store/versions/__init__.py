@@ -1,1 +1,1 @@
-"""The source of every run, as git trees under refs of Rearview."""
+"""The source of every run, stored as git trees under refs that belong to Rearview."""

@@ -1,9 +1,9 @@
 """A git object database, with git or without it: blobs, trees and Rearview's own refs.
 
-`GitDatabase` uses plumbing commands only: HEAD, index and files of the user stay as they are. `LooseDatabase` is
-the database in the store, written and read without git: a bare git repository of loose objects, which git could
-read. Rearview does not let it: a store may come from a stranger, and git would follow the configuration next to
-the objects. Every object is checked against its name when it is read.
+`GitDatabase` calls git, with plumbing commands only: HEAD, index and files of the user are not changed.
+`LooseDatabase` is the database in the store, written and read without git. Its layout is that of a bare git
+repository with loose objects, but git is never called on it: a store may come from a stranger, and git would obey
+the configuration file next to the objects. Every object is checked against its hash when it is read, except by `raw`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rearview.errors import VersionError
-from rearview.store.files import folder_mode, make_folder, publish
+from rearview.store.create_files import folder_mode, make_folder, publish
 
 Entry = tuple[str, str]
 """Mode and object name of one file in a tree."""
@@ -63,10 +63,10 @@ LARGEST = 1 << 28
 
 
 class GitDatabase:
-    """Blobs, trees and Rearview's refs in one git directory, of the user or of the store.
+    """Blobs, trees and Rearview's refs in one git directory: of the user, or a temporary one.
 
-    `git_dir` holds refs and objects; `work_tree` holds the files to list and hash; `own` is True if the
-    database belongs to Rearview and not to the repository of the files.
+    `git_dir` holds refs and objects; `work_tree` holds the files to list and hash. `own` is True if Rearview made
+    the git directory, False if it is that of the user's repository.
     """
 
     def __init__(self, git_dir: Path, work_tree: Path, scratch: Path, *, own: bool) -> None:
@@ -77,7 +77,7 @@ class GitDatabase:
 
     @property
     def place(self) -> str:
-        """Where the database is, for messages and as a cache key."""
+        """The folder of the database, for messages and as a cache key."""
         return str(self.git_dir)
 
     def has(self, tree: str) -> bool:
@@ -85,47 +85,48 @@ class GitDatabase:
         return self._git("cat-file", "-t", tree, check=False).strip() == b"tree"
 
     def put_files(self, paths: Sequence[bytes]) -> list[str]:
-        """Store the raw bytes of files of the work tree; return their names in order."""
+        """Store the unfiltered bytes of files of the work tree; return their object names in order."""
         root = os.fsencode(self.work_tree)
-        # absolute paths, one per line: git resolves relative ones from the top of the repository
-        whole = [root + b"/" + path for path in paths]
-        plain = [path for path in whole if b"\n" not in path]
+        # absolute paths, one per line: git resolves relative paths from the top of the repository
+        absolute_paths = [root + b"/" + path for path in paths]
+        single_line_paths = [path for path in absolute_paths if b"\n" not in path]
         names: dict[bytes, str] = {}
-        if plain:
-            lines = b"\n".join(plain) + b"\n"
+        if single_line_paths:
+            lines = b"\n".join(single_line_paths) + b"\n"
             out = self._git("hash-object", "-w", "--no-filters", "--stdin-paths", stdin=lines)
-            names = dict(zip(plain, out.decode().split(), strict=True))
-        for path in whole:
+            names = dict(zip(single_line_paths, out.decode().split(), strict=True))
+        for path in absolute_paths:
             if path not in names:
                 names[path] = self.put(Path(os.fsdecode(path)).read_bytes())
-        return [names[path] for path in whole]
+        return [names[path] for path in absolute_paths]
 
     def put(self, data: bytes) -> str:
-        """Store bytes; return their name."""
+        """Store bytes as a blob; return its object name."""
         out = self._git("hash-object", "-w", "--no-filters", "--stdin", stdin=data)
         return out.decode().strip()
 
     def tree(self, base: str | None, changes: Mapping[bytes, Entry | None]) -> str:
-        """Return the tree `base` (None: empty) with entries added, replaced or, if None, removed.
+        """Store a tree that is `base` with `changes`; return its object name.
 
-        It uses a separate index, so the user's index is neither read nor locked.
+        `base` is None for an empty tree. A path with None in `changes` is removed. A temporary index is used,
+        so that the user's index is neither read nor locked.
         """
         make_folder(self._scratch)
         with tempfile.TemporaryDirectory(dir=self._scratch, prefix="index-") as folder:
             env = {"GIT_INDEX_FILE": str(Path(folder, "index"))}
             self._git("read-tree", base or "--empty", env=env)
             if changes:
-                gone = "0" * len(base or "")
+                null_name = "0" * len(base or "")
                 lines = [
                     b"%b %b\t%b\0"
-                    % ((b"0", gone.encode(), path) if entry is None else _line(entry, path))
+                    % ((b"0", null_name.encode(), path) if entry is None else _line(entry, path))
                     for path, entry in changes.items()
                 ]
                 self._git("update-index", "-z", "--index-info", stdin=b"".join(lines), env=env)
             return self._git("write-tree", env=env).decode().strip()
 
     def keep(self, name: str, tree: str, message: str) -> None:
-        """Keep a tree under `refs/rearview/<name>`, in a commit without a parent."""
+        """Create the ref `refs/rearview/<name>` to a tree, by a commit without a parent."""
         commit = self._git("commit-tree", tree, "-F", "-", stdin=message.encode()).decode().strip()
         self._git("update-ref", REFS + name, commit)
 
@@ -133,20 +134,20 @@ class GitDatabase:
         """Delete `refs/rearview/<name>`."""
         self._git("update-ref", "-d", REFS + name)
 
-    def names(self) -> dict[str, str]:
-        """Return the trees below `refs/rearview/`, by name."""
+    def trees_by_ref(self) -> dict[str, str]:
+        """Return a mapping from the name of each ref below `refs/rearview/` to its tree."""
         out = self._git("for-each-ref", "--format=%(refname)%00%(tree)", REFS)
         pairs = (line.split("\0") for line in out.decode().splitlines())
         return {ref.removeprefix(REFS): tree for ref, tree in pairs}
 
-    def messages(self, below: str) -> dict[str, str]:
-        """Return the message of the commit of each ref below `refs/rearview/<below>`, by name."""
+    def messages_by_ref(self, below: str) -> dict[str, str]:
+        """Return a mapping from the name of each ref below `refs/rearview/<below>` to the message of its commit."""
         out = self._git("for-each-ref", "--format=%(refname)%00%(contents:subject)", REFS + below)
         pairs = (line.split("\0") for line in out.decode().splitlines())
         return {ref.removeprefix(REFS): message for ref, message in pairs}
 
     def entries(self, tree: str) -> dict[bytes, Entry]:
-        """Return the files of a tree by path."""
+        """Return a mapping from the path of each file of a tree to its mode and object name."""
         out: dict[bytes, Entry] = {}
         for line in self._git("ls-tree", "-r", "-z", "--full-tree", tree).split(b"\0"):
             if line:
@@ -176,7 +177,7 @@ class GitDatabase:
             at = end + 2 + size
 
     def raw(self, names: Iterable[str]) -> Iterator[tuple[str, bytes] | None]:
-        """Yield kind and bytes of each object in order, None for a missing one."""
+        """Yield type and bytes of each object in order, or None for an object that is missing."""
         names = list(names)
         if not names:
             return
@@ -206,10 +207,10 @@ class GitDatabase:
         return out.decode("utf-8", "replace")
 
     def listed(self) -> Iterator[tuple[bool, bytes]]:
-        """Yield (tracked?, path below the work tree) of all files that are not ignored.
+        """Yield for each file that is not ignored: whether git tracks it, and its path in the work tree.
 
-        The user's index says what is tracked; a database of Rearview tracks nothing. A folder that is a
-        separate repository (a submodule, a nested clone) is listed with a trailing `/`.
+        The user's index says which files are tracked; a git directory that Rearview made tracks none. A folder
+        that is a separate repository (a submodule, a nested clone) is listed as one path with a trailing `/`.
         """
         env = {"GIT_INDEX_FILE": str(self._scratch / "none")} if self.own else {}
         out = self._git("ls-files", "-z", "-t", "-c", "-o", "--exclude-standard", env=env)
@@ -217,13 +218,13 @@ class GitDatabase:
         for line in out.split(b"\0"):
             path = line[2:]
             if path and path not in listed_paths:
-                listed_paths.add(path)  # an unmerged file is listed once per stage
+                listed_paths.add(path)  # git lists an unmerged file once per stage
                 yield line[:1] != b"?", path
 
     def ignores_all(self) -> bool:
         """Return True if the repository around the work tree ignores its folder."""
-        done = run_git(["check-ignore", "-q", "--", "."], cwd=self.work_tree)
-        return done.returncode == 0
+        result = run_git(["check-ignore", "-q", "--", "."], cwd=self.work_tree)
+        return result.returncode == 0
 
     def _git(
         self,
@@ -233,24 +234,22 @@ class GitDatabase:
         check: bool = True,
     ) -> bytes:
         extra = dict(env or {})
-        if (
-            self.own
-        ):  # otherwise git finds the repository, so that subfolders and linked work trees work
+        if self.own:  # for the user's repository, git finds the folder, also from linked work trees
             extra |= {"GIT_DIR": str(self.git_dir), "GIT_WORK_TREE": str(self.work_tree)}
         umask = _umask_of(self.git_dir) if self.own else -1
-        done = run_git(list(args), cwd=self.work_tree, stdin=stdin, env=extra, umask=umask)
-        if check and done.returncode:
-            message = done.stderr.decode("utf-8", "replace").strip()
+        result = run_git(list(args), cwd=self.work_tree, stdin=stdin, env=extra, umask=umask)
+        if check and result.returncode:
+            message = result.stderr.decode("utf-8", "replace").strip()
             raise VersionError(
-                f"`git {args[0]}` failed in {self.place}: {message or f'code {done.returncode}'}. "
+                f"`git {args[0]}` failed in {self.place}: {message or f'code {result.returncode}'}. "
                 "`git fsck` there says more; the run is recorded without its source.",
                 slug="version-git",
             )
-        return done.stdout
+        return result.stdout
 
 
 def _umask_of(git_dir: Path) -> int:
-    """Return the umask with which git writes into a database of Rearview."""
+    """Return the umask with which git writes into a git directory that Rearview made."""
     return 0o777 & ~folder_mode(git_dir.parent)
 
 
@@ -262,9 +261,9 @@ def run_git(
     env: Mapping[str, str] | None = None,
     umask: int = -1,
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run one git command that starts no other program: no hook, filter, pager or transport.
+    """Run one git command that cannot start another program, such as a hook, filter, pager or transport.
 
-    The environment has no effect on it, and the configuration of the repository starts nothing.
+    Environment variables named `GIT_*` have no effect, and the configuration of the repository starts nothing.
     """
     clean = {key: text for key, text in os.environ.items() if not key.startswith("GIT_")}
     for role in ("AUTHOR", "COMMITTER"):
@@ -292,20 +291,20 @@ def run_git(
 
 @contextlib.contextmanager
 def empty_repository(files: Path) -> Iterator[GitDatabase]:
-    """Provide a temporary bare repository over a folder of `files`, with our configuration only."""
+    """Provide a temporary bare repository, with Rearview's configuration only, whose work tree is `files`."""
     with tempfile.TemporaryDirectory(prefix="rearview-git-") as folder:
-        place = Path(folder)
-        begin_bare(place)
-        yield GitDatabase(place, files, place, own=True)
+        git_dir = Path(folder)
+        create_bare_repository(git_dir)
+        yield GitDatabase(git_dir, files, git_dir, own=True)
 
 
-def begin_bare(place: Path) -> None:
+def create_bare_repository(git_dir: Path) -> None:
     """Create an empty bare repository in a folder."""
     for folder in ("objects", "refs/heads"):
-        make_folder(place / folder)
+        make_folder(git_dir / folder)
     config = b"[core]\n\trepositoryformatversion = 0\n\tbare = true\n"
-    publish(place / "config", config, durable=False)
-    publish(place / "HEAD", b"ref: refs/heads/none\n", durable=False)
+    publish(git_dir / "config", config, durable=False)
+    publish(git_dir / "HEAD", b"ref: refs/heads/none\n", durable=False)
 
 
 def has_git(cwd: Path) -> bool:
@@ -319,20 +318,21 @@ def has_git(cwd: Path) -> bool:
 def repository(root: Path) -> Path | None:
     """Return the git directory of the repository around `root`, or None.
 
-    Also None if git is missing, refuses the folder, or its database is read-only.
+    Return None if there is no repository, if git is missing or refuses the folder, or if the git directory is
+    read-only.
     """
     with contextlib.suppress(VersionError, OSError):
         options = ["--is-inside-work-tree", "--git-common-dir", "--show-toplevel"]
-        done = run_git(["rev-parse", *options], cwd=root)
-        lines = done.stdout.split(b"\n")
-        if done.returncode == 0 and lines[0] == b"true":
-            common = Path(root, os.fsdecode(lines[1])).resolve()
+        result = run_git(["rev-parse", *options], cwd=root)
+        lines = result.stdout.split(b"\n")
+        if result.returncode == 0 and lines[0] == b"true":
+            git_dir = Path(root, os.fsdecode(lines[1])).resolve()
             # a repository may be configured with another work tree, which is not the project
             top, project_root = Path(os.fsdecode(lines[2])).resolve(), root.resolve()
             if top != project_root and top not in project_root.parents:
                 return None
-            if os.access(common, os.W_OK) and os.access(common / "objects", os.W_OK):
-                return common
+            if os.access(git_dir, os.W_OK) and os.access(git_dir / "objects", os.W_OK):
+                return git_dir
     return None
 
 
@@ -341,7 +341,7 @@ def _line(entry: Entry, path: bytes) -> tuple[bytes, bytes, bytes]:
 
 
 class LooseDatabase:
-    """The git database in a store; same methods as `GitDatabase`."""
+    """The git database in a store. Its methods do what those of `GitDatabase` do, without git."""
 
     own = True
 
@@ -351,34 +351,38 @@ class LooseDatabase:
 
     @property
     def place(self) -> str:
-        """Where the database is, for messages and as a cache key."""
+        """The folder of the database, for messages and as a cache key."""
         return str(self.git_dir)
 
     def has(self, tree: str) -> bool:
         """Return True if the database has the tree."""
         return bool(_NAME.fullmatch(tree)) and (
-            self._path(tree).is_file() or self._packed(tree) is not None
+            self._path(tree).is_file() or self._read_from_pack(tree) is not None
         )
 
     def put_files(self, paths: Sequence[bytes]) -> list[str]:
-        """Store the raw bytes of files of the work tree; return their names in order."""
+        """Store the unfiltered bytes of files of the work tree; return their object names in order."""
         return [self.put(Path(self.work_tree, os.fsdecode(p)).read_bytes()) for p in paths]
 
     def put(self, data: bytes) -> str:
-        """Store bytes; return their name."""
+        """Store bytes as a blob; return its object name."""
         return self._write(b"blob", data)
 
     def tree(self, base: str | None, changes: Mapping[bytes, Entry | None]) -> str:
-        """Return the tree `base` (None: empty) with entries added, replaced or, if None, removed."""
-        files = self.entries(base) if base else {}
+        """Store a tree that is `base` with `changes`; return its object name.
+
+        `base` is None for an empty tree. A path with None in `changes` is removed.
+        """
+        entries = self.entries(base) if base else {}
         for path, entry in changes.items():
             if entry is None:
-                files.pop(path, None)
+                entries.pop(path, None)
             else:
-                files[path] = entry
-        return self._folder(files)
+                entries[path] = entry
+        return self._folder(entries)
 
     def _folder(self, files: Mapping[bytes, Entry]) -> str:
+        """Store the tree of a folder and of the folders in it; return its object name."""
         inner: dict[bytes, dict[bytes, Entry]] = {}
         lines: list[tuple[bytes, bytes]] = []
         for path, (mode, name) in files.items():
@@ -390,13 +394,15 @@ class LooseDatabase:
         for head, below in inner.items():
             name = self._folder(below)
             line = b"%b %b\0%b" % (_FOLDER.encode(), head, bytes.fromhex(name))
-            lines.append((head + b"/", line))  # git sorts folders as if they ended in a slash
+            lines.append(
+                (head + b"/", line)
+            )  # git sorts folders as if their names ended in a slash
         return self._write(b"tree", b"".join(line for _, line in sorted(lines)))
 
     def keep(self, name: str, tree: str, message: str) -> None:
-        """Keep a tree under `refs/rearview/<name>`, in a commit without a parent."""
-        who = f"rearview <rearview@localhost> {int(time.time())} +0000"
-        text = f"tree {tree}\nauthor {who}\ncommitter {who}\n\n{message}"
+        """Create the ref `refs/rearview/<name>` to a tree, by a commit without a parent."""
+        author = f"rearview <rearview@localhost> {int(time.time())} +0000"
+        text = f"tree {tree}\nauthor {author}\ncommitter {author}\n\n{message}"
         file = self.git_dir / REFS / name
         commit = self._write(b"commit", text.encode())
         make_folder(file.parent)
@@ -406,16 +412,16 @@ class LooseDatabase:
         """Delete `refs/rearview/<name>`."""
         (self.git_dir / REFS / name).unlink(missing_ok=True)
 
-    def names(self) -> dict[str, str]:
-        """Return the trees below `refs/rearview/`, by name."""
+    def trees_by_ref(self) -> dict[str, str]:
+        """Return a mapping from the name of each ref below `refs/rearview/` to its tree."""
         out = {}
         for name, commit in self.refs().items():
             with contextlib.suppress(VersionError):  # damaged: `verify` says so
                 out[name] = tree_of(self._read(commit, b"commit"))
         return out
 
-    def messages(self, below: str) -> dict[str, str]:
-        """Return the message of the commit of each ref below `refs/rearview/<below>`, by name."""
+    def messages_by_ref(self, below: str) -> dict[str, str]:
+        """Return a mapping from the name of each ref below `refs/rearview/<below>` to the message of its commit."""
         out = {}
         for name, commit in self.refs().items():
             if name.startswith(below):
@@ -425,7 +431,7 @@ class LooseDatabase:
         return out
 
     def refs(self) -> dict[str, str]:
-        """Return the content of each ref below `refs/rearview/`, unchecked."""
+        """Return a mapping from the name of each ref below `refs/rearview/` to its content, without checking it."""
         out = {}
         with contextlib.suppress(OSError):
             for line in (self.git_dir / "packed-refs").read_text("utf-8", "replace").splitlines():
@@ -440,7 +446,7 @@ class LooseDatabase:
         return out
 
     def entries(self, tree: str) -> dict[bytes, Entry]:
-        """Return the files of a tree by path."""
+        """Return a mapping from the path of each file of a tree to its mode and object name."""
         out: dict[bytes, Entry] = {}
         todo = [(b"", tree)]
         while todo:
@@ -473,9 +479,9 @@ class LooseDatabase:
         return data.decode("utf-8", "replace").splitlines(keepends=True)
 
     def listed(self) -> Iterator[tuple[bool, bytes]]:
-        """Yield (tracked?, path below the work tree) of all files.
+        """Yield False (no file is tracked) and the path in the work tree, for each file.
 
-        Without ignored files, if git is installed to tell which they are.
+        Ignored files are left out if git is installed, which knows the rules.
         """
         if has_git(self.work_tree):
             with empty_repository(self.work_tree) as git:
@@ -488,39 +494,39 @@ class LooseDatabase:
                 yield False, os.path.relpath(os.path.join(folder, name), top)  # noqa: PTH118
 
     def ignores_all(self) -> bool:
-        """Return False: no repository around it could ignore the folder."""
+        """Return False, because there is no repository around the folder that could ignore the folder."""
         return False
 
     def _path(self, name: str) -> Path:
         return self.git_dir / "objects" / name[:2] / name[2:]
 
     def _write(self, kind: bytes, data: bytes) -> str:
-        whole = b"%b %d\0%b" % (kind, len(data), data)
-        name = _name_of(whole)
+        content = b"%b %d\0%b" % (kind, len(data), data)
+        name = _name_of(content)
         file = self._path(name)
-        if not file.exists() or self._whole(name) != whole:
+        if not file.exists() or self._object_file_content(name) != content:
             if not (self.git_dir / "HEAD").exists():
-                begin_bare(self.git_dir)
+                create_bare_repository(self.git_dir)
             make_folder(file.parent)
-            publish(file, zlib.compress(whole, 1), durable=False)
+            publish(file, zlib.compress(content, 1), durable=False)
         return name
 
     def raw(self, names: Iterable[str]) -> Iterator[tuple[str, bytes] | None]:
-        """Yield kind and bytes of each object in order, None for one that cannot be read."""
+        """Yield type and bytes of each object in order, unchecked, or None for an object that cannot be read."""
         for name in names:
-            whole = self._whole(name) if _NAME.fullmatch(name) else None
-            whole = self._packed(name) if whole is None else whole
-            kind, _, data = whole.partition(b"\0") if whole else (b"", b"", b"")
+            content = self._object_file_content(name) if _NAME.fullmatch(name) else None
+            content = self._read_from_pack(name) if content is None else content
+            kind, _, data = content.partition(b"\0") if content else (b"", b"", b"")
             yield (kind.split()[0].decode("ascii", "replace"), data) if kind.strip() else None
 
     def _read(self, name: str, kind: bytes) -> bytes:
         if not _NAME.fullmatch(name):
             raise self._missing(name, kind)
-        whole = self._whole(name) or self._packed(name)
-        if whole is None:
+        content = self._object_file_content(name) or self._read_from_pack(name)
+        if content is None:
             raise self._missing(name, kind)
-        head, _, data = whole.partition(b"\0")
-        if _name_of(whole) != name or head.split()[:1] != [kind]:
+        head, _, data = content.partition(b"\0")
+        if _name_of(content) != name or head.split()[:1] != [kind]:
             raise VersionError(
                 f"{kind.decode().capitalize()} {name[:12]} in {self.place} is damaged: its content "
                 "has another hash. `rearview verify --repair` moves it away and lists the versions "
@@ -529,16 +535,19 @@ class LooseDatabase:
             )
         return data
 
-    def _whole(self, name: str) -> bytes | None:
-        """Return an object with its header, unchecked; None if it is missing or unreadable."""
+    def _object_file_content(self, name: str) -> bytes | None:
+        """Return the bytes of the file of an object, with git's header, unchecked.
+
+        Return b"" if the file is damaged, and None if there is no file.
+        """
         with contextlib.suppress(OSError, zlib.error):
             unpack = zlib.decompressobj()
             data = unpack.decompress(self._path(name).read_bytes(), LARGEST)
             return data if unpack.eof else b""
         return b"" if self._path(name).exists() else None
 
-    def _packed(self, name: str) -> bytes | None:
-        """Return an object from a git pack, read by git; None if there is none."""
+    def _read_from_pack(self, name: str) -> bytes | None:
+        """Return an object, with git's header, that git has read from a pack, or None if no pack holds it."""
         packs = sorted((self.git_dir / "objects" / "pack").glob("*.*"))
         if not packs or not has_git(self.work_tree):
             return None
@@ -562,18 +571,18 @@ class LooseDatabase:
         )
 
 
-def _name_of(whole: bytes) -> str:
-    """Return git's name of an object."""
-    return hashlib.sha1(whole, usedforsecurity=False).hexdigest()
+def _name_of(content: bytes) -> str:
+    """Return the object name (SHA-1) of an object with its header."""
+    return hashlib.sha1(content, usedforsecurity=False).hexdigest()
 
 
 def tree_of(commit: bytes) -> str:
-    """Return the tree that a commit holds."""
+    """Return the object name of the tree in the text of a commit."""
     return commit.split(b"\n", 1)[0].removeprefix(b"tree ").decode("ascii", "replace")
 
 
 def rows_of(tree: bytes, size: int = 20) -> Iterator[tuple[str, bytes, str]]:
-    """Yield mode, name and object of each entry of a tree; a hash has `size` bytes."""
+    """Yield mode, file name and object name of each entry of a tree; a hash has `size` bytes."""
     at = 0
     while at < len(tree):
         end = tree.find(b"\0", at)

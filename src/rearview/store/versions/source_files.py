@@ -16,42 +16,43 @@ import msgspec
 from rearview.model.run import NOTEBOOK
 from rearview.model.secrets import holds_secret, is_secret_file
 from rearview.source.notebooks import without_outputs
-from rearview.store.files import make_folder, publish
+from rearview.store.create_files import make_folder, publish
 from rearview.store.project import FOLDER
 from rearview.store.versions.git import Entry, GitDatabase
 
 CACHE_FORMAT = 2
-"""From 2 on, the file begins with four bytes, the CRC of the rest."""
+"""From 2 on, the cache file begins with the CRC (four bytes) of the bytes that follow."""
 LARGEST_NOTEBOOK = 256 << 20
-"""Bytes of a notebook that is looked into: most of them are outputs, which are not kept."""
+"""Largest notebook in bytes that is read. The limit is high because most bytes are outputs, which are not stored."""
 MANY, MUCH = 5_000, 64 << 20
-"""With more untracked files, or more untracked bytes, only untracked code files are taken."""
+"""If a project has more untracked files or bytes than this, only code is taken of the untracked files."""
 SETTLED = 1_000_000_000
-"""Nanoseconds after a change before a file's time distinguishes a later change from it."""
+"""Nanoseconds that must pass after a change until a second change certainly gets another modification time."""
 
 CODE = frozenset(
     b".py .pyi .pyx .pxd .ipynb .toml .cfg .ini .yaml .yml .sh .sql .c .cc .cpp .h .hpp .cu .cuh "
     b".jinja .j2 .gin .r .jl .rs .go .js .ts".split()
 )
+"""Suffixes of code and configuration, which are taken even if a project has many untracked files."""
 CODE_TEXT = frozenset(
     b".py .pyi .pyx .pxd .ipynb .c .cc .cpp .h .hpp .cu .cuh .r .jl .rs .go".split()
 )
-"""Suffixes of code, which is always taken."""
+"""Suffixes of code, which is stored even if it contains a secret."""
 BINARY = frozenset(
     b".npy .npz .pt .pth .ckpt .safetensors .bin .onnx .h5 .hdf5 .parquet .arrow .feather .pkl "
     b".pickle .joblib .zip .gz .bz2 .xz .zst .tar .tgz .7z .jpg .jpeg .png .gif .bmp .webp .tif "
     b".tiff .ico .pdf .mp3 .wav .flac .ogg .mp4 .avi .mov .mkv .so .o .a .dll .dylib .pyc .whl "
     b".root .fits .db .sqlite .tfrecord .model .spm".split()
 )
-"""Suffixes of binary files, which need not be opened to find out."""
+"""Suffixes of files that are known to be binary without opening them."""
 SKIP_FOLDERS = frozenset(
     b"__pycache__ .venv venv site-packages node_modules .tox .nox .mypy_cache .pytest_cache "
     b".ruff_cache .ipynb_checkpoints .eggs wandb mlruns lightning_logs .git .hg .svn".split()
 ) | {FOLDER.encode()}
 
 
-class Seen(msgspec.Struct, array_like=True):
-    """A file when its content was last read; `oid` is empty if it is not source."""
+class FileFacts(msgspec.Struct, array_like=True):
+    """Facts of one file when its content was last read; `oid` is empty if the file is not source."""
 
     mtime: int
     ctime: int
@@ -61,19 +62,19 @@ class Seen(msgspec.Struct, array_like=True):
     oid: str = ""
 
 
-class Cache(msgspec.Struct):
-    """The result of the last scan: files that did not change are not opened again."""
+class ScanCache(msgspec.Struct):
+    """The files that the last scan found, so that unchanged files are not opened again."""
 
     format: int = CACHE_FORMAT
     place: str = ""
     tree: str = ""
     asof: int = 0
     limit: int = 0
-    files: dict[bytes, Seen] = {}
+    files: dict[bytes, FileFacts] = {}
 
     @classmethod
-    def read(cls, file: Path, place: str, limit: int) -> Cache:
-        """Return the cache for this database and size limit, or an empty one."""
+    def read(cls, file: Path, place: str, limit: int) -> ScanCache:
+        """Return the cache in `file`, or an empty cache if the file is unreadable or of another database or limit."""
         with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
             data = file.read_bytes()
             if crc32(data[4:]).to_bytes(4, "little") != data[:4]:
@@ -84,7 +85,7 @@ class Cache(msgspec.Struct):
         return cls(place=place, limit=limit)
 
     def write(self, file: Path) -> None:
-        """Write the cache; losing it only costs time."""
+        """Write the cache; an error is ignored, because a scan without a cache is only slower."""
         with contextlib.suppress(OSError):
             make_folder(file.parent)
             data = msgspec.msgpack.encode(self)
@@ -97,85 +98,90 @@ class Database(Protocol):
     work_tree: Path
 
     def listed(self) -> Iterator[tuple[bool, bytes]]:
-        """Yield (tracked?, path) of all files that are not ignored."""
+        """Yield for each file that is not ignored: whether git tracks it, and its path."""
         ...
 
     def put(self, data: bytes) -> str:
-        """Store bytes."""
+        """Store bytes as a blob; return its object name."""
         ...
 
     def put_files(self, paths: list[bytes]) -> list[str]:
-        """Store files of the work tree."""
+        """Store files of the work tree as blobs; return their object names."""
         ...
 
 
 @dataclass(slots=True)
 class SourceScan:
-    """The files of a project: their facts, and those whose content must be read."""
+    """The source files of a project as one scan found them."""
 
-    files: dict[bytes, Seen] = field(default_factory=dict)
+    files: dict[bytes, FileFacts] = field(default_factory=dict)
     changed: list[bytes] = field(default_factory=list)
+    """Paths of files that changed since the last scan, so that their content must be read."""
 
     def entries(self) -> dict[bytes, Entry]:
-        """Return the entries of the tree."""
-        return {path: (_mode(seen.mode), seen.oid) for path, seen in self.files.items() if seen.oid}
+        """Return mode and oid of each file that is source, as git's tree holds them."""
+        return {
+            path: (_mode(facts.mode), facts.oid) for path, facts in self.files.items() if facts.oid
+        }
 
 
-def scan_source(database: Database, cache: Cache) -> SourceScan:
-    """Find the source files and store the content of those that changed since `cache`."""
-    out, listing = SourceScan(), dict(_facts(database, b""))
-    for path in _taken(listing):
-        seen, old = listing[path][1], cache.files.get(path)
-        out.files[path] = seen
-        if old is not None and _same(old, seen) and seen.mtime < cache.asof - SETTLED:
-            seen.oid = old.oid
-        elif seen.size <= (LARGEST_NOTEBOOK if _is_notebook(path) else cache.limit):
+def scan_source(database: Database, cache: ScanCache) -> SourceScan:
+    """Find the source files, and store the content of files that changed since the scan of `cache`."""
+    out, listing = SourceScan(), dict(_list_files(database, b""))
+    for path in _source_paths(listing):
+        facts, cached = listing[path][1], cache.files.get(path)
+        out.files[path] = facts
+        if cached is not None and _same(cached, facts) and facts.mtime < cache.asof - SETTLED:
+            facts.oid = cached.oid
+        elif facts.size <= (LARGEST_NOTEBOOK if _is_notebook(path) else cache.limit):
             out.changed.append(path)
-    _store(database, out, cache.limit)
+    _store_changed(database, out, cache.limit)
     return out
 
 
-def _store(database: Database, scan: SourceScan, limit: int) -> None:
+def _store_changed(database: Database, scan: SourceScan, limit: int) -> None:
     root, texts = os.fsencode(database.work_tree), []
     for path in scan.changed:
-        seen, whole = scan.files[path], root + b"/" + path
+        facts, absolute_path = scan.files[path], root + b"/" + path
         try:
-            if stat.S_ISLNK(seen.mode):
-                seen.oid = _put_link(database, whole)
+            if stat.S_ISLNK(facts.mode):
+                facts.oid = _put_link(database, absolute_path)
             elif _is_notebook(path):
-                seen.oid = _put_notebook(database, whole, limit)
-            elif _is_text(path, whole) and not _is_secret(path, whole):
+                facts.oid = _put_notebook(database, absolute_path, limit)
+            elif _is_text(path, absolute_path) and not _is_secret(path, absolute_path):
                 texts.append(path)
-        except OSError:  # gone or unreadable since it was listed: not part of this version
+        except OSError:  # removed or made unreadable since the listing: not part of this version
             del scan.files[path]
     try:
         names = database.put_files(texts)
-    except Exception:  # a file that was just removed must not lose the others
+    except Exception:  # one file was just removed: store the files one by one
         names = [_put_one(database, root + b"/" + path) for path in texts]
     for path, name in zip(texts, names, strict=True):
         scan.files[path].oid = name
 
 
-def _put_one(database: Database, whole: bytes) -> str:
+def _put_one(database: Database, absolute_path: bytes) -> str:
     try:
-        return database.put(Path(os.fsdecode(whole)).read_bytes())
+        return database.put(Path(os.fsdecode(absolute_path)).read_bytes())
     except OSError:
         return ""
 
 
-def _put_notebook(database: Database, whole: bytes, limit: int) -> str:
-    """Store a notebook without its outputs and counts: executing it does not change the source."""
-    data = without_outputs(Path(os.fsdecode(whole)).read_bytes())
+def _put_notebook(database: Database, absolute_path: bytes, limit: int) -> str:
+    """Store a notebook without outputs and execution counts, so that executing it does not change the version."""
+    data = without_outputs(Path(os.fsdecode(absolute_path)).read_bytes())
     return database.put(data) if len(data) <= limit else ""
 
 
-def _put_link(database: Database, whole: bytes) -> str:
-    """Store a link as a link, wherever it leads: its target may be outside the project."""
-    return database.put(os.readlink(whole))  # noqa: PTH115
+def _put_link(database: Database, absolute_path: bytes) -> str:
+    """Store a link as a link, not the file behind it: the target may be outside the project."""
+    return database.put(os.readlink(absolute_path))  # noqa: PTH115
 
 
-def _facts(database: Database, prefix: bytes) -> Iterator[tuple[bytes, tuple[bool, Seen]]]:
-    """Yield path, tracked? and facts of every file, also of repositories inside."""
+def _list_files(
+    database: Database, prefix: bytes
+) -> Iterator[tuple[bytes, tuple[bool, FileFacts]]]:
+    """Yield path, whether git tracks it, and facts of every file; repositories inside the project are included."""
     top = os.open(database.work_tree, os.O_RDONLY | os.O_DIRECTORY)
     try:
         for tracked, path in database.listed():
@@ -184,49 +190,50 @@ def _facts(database: Database, prefix: bytes) -> Iterator[tuple[bytes, tuple[boo
                 continue
             try:
                 facts = os.stat(path, dir_fd=top, follow_symlinks=False)
-            except OSError:  # tracked, but deleted in the work tree
+            except OSError:  # the file is tracked, but was deleted
                 continue
             kind = facts.st_mode
             if stat.S_ISREG(kind) or stat.S_ISLNK(kind):
                 times = facts.st_mtime_ns, facts.st_ctime_ns
-                yield prefix + path, (tracked, Seen(*times, facts.st_size, facts.st_ino, kind))
+                yield prefix + path, (tracked, FileFacts(*times, facts.st_size, facts.st_ino, kind))
             elif stat.S_ISDIR(kind) and isinstance(database, GitDatabase):
                 inner = database.work_tree / os.fsdecode(path)
                 if (inner / ".git").exists():  # a submodule that is checked out, or a clone
                     below = GitDatabase(inner / ".git", inner, inner, own=False)
-                    yield from _facts(below, prefix + path.rstrip(b"/") + b"/")
+                    yield from _list_files(below, prefix + path.rstrip(b"/") + b"/")
     finally:
         os.close(top)
 
 
-def _taken(listing: Mapping[bytes, tuple[bool, Seen]]) -> Iterator[bytes]:
-    """Yield tracked files, and untracked ones that look like source."""
-    loose = [seen.size for path, (tracked, seen) in listing.items() if not tracked]
-    only_code = len(loose) > MANY or sum(size for size in loose if size <= 1 << 20) > MUCH
+def _source_paths(listing: Mapping[bytes, tuple[bool, FileFacts]]) -> Iterator[bytes]:
+    """Yield the paths of files that may be source: tracked files, and untracked files unless they are too many."""
+    untracked_sizes = [facts.size for path, (tracked, facts) in listing.items() if not tracked]
+    only_code = (
+        len(untracked_sizes) > MANY
+        or sum(size for size in untracked_sizes if size <= 1 << 20) > MUCH
+    )
     for path in sorted(listing):
         name = path.rsplit(b"/", 1)[-1]
         if is_secret_file(os.fsdecode(path)):
-            continue  # even if tracked: a version may be sent further than the repository
+            continue  # even if tracked: a version may be sent to places where the repository is not
         if not listing[path][0]:
             if only_code and not (_suffix(name) in CODE or name.startswith(b"requirements")):
                 continue
         yield path
 
 
-def _is_text(path: bytes, whole: bytes) -> bool:
+def _is_text(path: bytes, absolute_path: bytes) -> bool:
     if _suffix(path) in BINARY:
         return False
-    with open(whole, "rb") as file:  # noqa: PTH123
-        return b"\0" not in file.read(8000)  # git's own rule
+    with open(absolute_path, "rb") as file:  # noqa: PTH123
+        return b"\0" not in file.read(8000)  # the rule by which git recognizes binary files
 
 
-def _is_secret(path: bytes, whole: bytes) -> bool:
+def _is_secret(path: bytes, absolute_path: bytes) -> bool:
     """Return True if a file that is not code holds a private key or a token."""
     if _suffix(path) in CODE_TEXT:
-        return (
-            False  # code stays: without it the run could not be replayed, and the store is private
-        )
-    with open(whole, "rb") as file:  # noqa: PTH123
+        return False  # without its code a run could not be replayed; and the store is private
+    with open(absolute_path, "rb") as file:  # noqa: PTH123
         return holds_secret(file.read())
 
 
@@ -238,7 +245,7 @@ def _suffix(path: bytes) -> bytes:
     return os.path.splitext(path)[1].lower()  # noqa: PTH122
 
 
-def _same(a: Seen, b: Seen) -> bool:
+def _same(a: FileFacts, b: FileFacts) -> bool:
     return (a.mtime, a.ctime, a.size, a.inode, a.mode) == (
         b.mtime,
         b.ctime,

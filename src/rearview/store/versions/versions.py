@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from rearview.config import Settings
 from rearview.errors import VersionError
-from rearview.store.files import make_folder, write_error
+from rearview.store.create_files import make_folder, write_error
 from rearview.store.project import Project
 from rearview.store.versions import source_files
 from rearview.store.versions.git import (
@@ -33,69 +33,73 @@ _MODULE = "160000"
 _NAME = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 _DERIVED = re.compile(r"derived from ([0-9a-f]+)\s*$")
 WORKTREE = "worktree"
-"""Names the source as it is now, where a version or run is expected."""
-MOST_SEEN = 64
+"""Word that the user may write where a version or run is expected; it means the current source."""
+MOST_CACHED = 64
 """Most versions whose lists of files are cached."""
 
 
 class Damage(NamedTuple):
     """An object of a version that is missing or damaged."""
 
-    home: Database
+    database: Database
     name: str
-    """Ref that needs it: `runs/<run>` or `derived/<version>`."""
+    """Ref of the version: `runs/<run>` or `derived/<version>`."""
     oid: str
-    what: str
+    description: str
+    """The damage in words."""
 
     @property
     def file(self) -> Path:
-        """The file of the object in Rearview's database; else the database."""
-        if not isinstance(self.home, LooseDatabase):
-            return self.home.git_dir
-        place = self.home.git_dir / "objects" / self.oid[:2] / self.oid[2:]
-        return place if _NAME.fullmatch(self.oid) and place.is_file() else self.ref
+        """The file to report: that of the object if it exists, else that of the ref; for the user's git, its folder."""
+        if not isinstance(self.database, LooseDatabase):
+            return self.database.git_dir
+        object_file = self.database.git_dir / "objects" / self.oid[:2] / self.oid[2:]
+        return object_file if _NAME.fullmatch(self.oid) and object_file.is_file() else self.ref
 
     @property
     def ref(self) -> Path:
-        """The file of the ref."""
-        return self.home.git_dir / REFS / self.name
+        """The file that holds the ref."""
+        return self.database.git_dir / REFS / self.name
 
 
-def _first_bad(home: Database, top: str, sound: set[str]) -> tuple[str, str] | None:
-    """Return the first object below `top` that is missing or damaged, and why."""
+def _first_damage(database: Database, top: str, intact: set[str]) -> tuple[str, str] | None:
+    """Return the first object at or below `top` that is missing or damaged, with the damage in words.
+
+    Return None if there is no such object; then all read objects are added to `intact`, which are not read again.
+    """
     todo = [top]
-    seen: set[str] = set()
+    visited: set[str] = set()
     while todo:
-        names = [name for name in dict.fromkeys(todo) if name not in sound | seen]
+        names = [name for name in dict.fromkeys(todo) if name not in intact | visited]
         todo = []
-        for name, content in zip(names, home.raw(names), strict=True):
+        for name, content in zip(names, database.raw(names), strict=True):
             if content is None:
                 return name, "is missing, or cannot be read"
             kind, data = content
             if _hash(kind, data, len(name)) != name:
                 return name, "is damaged: its content has another hash"
-            seen.add(name)
+            visited.add(name)
             if kind == "commit":
                 todo.append(tree_of(data))
             elif kind == "tree":
                 size = len(name) // 2
                 todo += [oid for mode, _, oid in rows_of(data, size) if mode != _MODULE]
-    sound |= seen  # trees above a damaged object are not intact, for other versions either
+    intact |= visited  # not after a damage: the trees above a damaged object are not intact
     return None
 
 
 def _hash(kind: str, data: bytes, length: int) -> str:
     method = hashlib.sha1 if length == 40 else hashlib.sha256
-    whole = b"%b %d\0%b" % (kind.encode(), len(data), data)
-    return method(whole, usedforsecurity=False).hexdigest()
+    content = b"%b %d\0%b" % (kind.encode(), len(data), data)
+    return method(content, usedforsecurity=False).hexdigest()
 
 
 class Versions:
     """The versions of a project's source; a version is named by the hash of its tree.
 
-    In a git repository they are in the repository's own object database, under
-    `refs/rearview/runs/<run>` and `refs/rearview/derived/<version>`; nothing else in the repository
-    is written. Anywhere else they are in `.rearview/versions.git`.
+    If the project is in a git repository, its versions are stored in the object database of the repository,
+    under `refs/rearview/runs/<run>` and `refs/rearview/derived/<version>`; nothing else in the repository
+    is written. Else they are stored in `.rearview/versions.git`.
     """
 
     def __init__(self, project: Project, settings: Settings) -> None:
@@ -103,118 +107,130 @@ class Versions:
         self._limit = settings.max_source
         self._scratch = project.cache / "versions"
         self._own = project.store / "versions.git"
-        self._home: Database | None = None
-        self._seen: dict[str, tuple[Database, dict[bytes, Entry]]] = {}
-        """Database and files of versions, cached; a version never changes."""
+        self._database_in_use: Database | None = None
+        self._entries_cache: dict[str, tuple[Database, dict[bytes, Entry]]] = {}
+        """Cache of the database and the files of each version, which never change."""
 
     def save(self, run: str) -> str:
-        """Store the current text files of the project for `run`; return the version.
+        """Store the current source of the project for `run`; return the version.
 
-        Tracked and untracked files are taken; ignored, big and binary ones are not.
+        The source is all text files, tracked by git or not, without ignored, large and binary files.
         """
         try:
-            return self._saved(run)
+            return self._save_with_retries(run)
         except OSError as exc:
             raise write_error(exc, "The source as it is now", self._scratch) from exc
 
-    def _saved(self, run: str) -> str:
-        home = self._database()
+    def _save_with_retries(self, run: str) -> str:
+        database = self._database()
         try:
-            return self._save(home, run)
+            return self._save(database, run)
         except (VersionError, OSError):
-            # the cache names objects that were removed, or the repository is read-only: start over,
-            # and if that fails too, use a database of Rearview
+            # the cache may name objects that were removed: scan again without the cache; if this fails, too,
+            # the repository may be read-only: use a database of Rearview
             (self._scratch / "seen").unlink(missing_ok=True)
         try:
-            return self._save(home, run)
+            return self._save(database, run)
         except (VersionError, OSError):
-            if home.own:
+            if database.own:
                 raise
-            self._home = self._begin_own()
-            return self._save(self._home, run)
+            self._database_in_use = self._begin_own()
+            return self._save(self._database_in_use, run)
 
-    def _save(self, home: Database, run: str) -> str:
+    def _save(self, database: Database, run: str) -> str:
         file = self._scratch / "seen"
-        cache = source_files.Cache.read(file, home.place, self._limit)
+        cache = source_files.ScanCache.read(file, database.place, self._limit)
         asof = _clock(self._scratch)
-        scan = source_files.scan_source(home, cache)
-        if not scan.files and home.ignores_all():
-            self._home = self._begin_own()
-            return self._save(self._home, run)
+        scan = source_files.scan_source(database, cache)
+        if not scan.files and database.ignores_all():
+            self._database_in_use = self._begin_own()
+            return self._save(self._database_in_use, run)
         entries = scan.entries()
-        tree = self._tree(home, cache, entries)
-        home.keep(f"runs/{run}", tree, f"run {run}\n")
+        tree = self._tree(database, cache, entries)
+        database.keep(f"runs/{run}", tree, f"run {run}\n")
         if scan.changed or scan.files.keys() != cache.files.keys():
-            new = source_files.Cache(
-                place=home.place, tree=tree, asof=asof, limit=self._limit, files=scan.files
+            new = source_files.ScanCache(
+                place=database.place, tree=tree, asof=asof, limit=self._limit, files=scan.files
             )
             new.write(file)
         return tree
 
-    def _tree(self, home: Database, cache: source_files.Cache, entries: dict[bytes, Entry]) -> str:
+    def _tree(
+        self, database: Database, cache: source_files.ScanCache, entries: dict[bytes, Entry]
+    ) -> str:
         if not cache.tree:
-            return home.tree(None, dict(entries))
-        old = source_files.SourceScan(cache.files).entries()
+            return database.tree(None, dict(entries))
+        old_entries = source_files.SourceScan(cache.files).entries()
         changes: dict[bytes, Entry | None] = {
-            path: entry for path, entry in entries.items() if old.get(path) != entry
+            path: entry for path, entry in entries.items() if old_entries.get(path) != entry
         }
-        changes |= dict.fromkeys(old.keys() - entries.keys())
+        changes |= dict.fromkeys(old_entries.keys() - entries.keys())
         # removals first: a file may replace a folder
         changes = dict(sorted(changes.items(), key=lambda item: item[1] is not None))
-        return home.tree(cache.tree, changes) if changes else cache.tree
+        return database.tree(cache.tree, changes) if changes else cache.tree
 
     def derive(self, version: str, changes: Mapping[str, bytes | None]) -> str:
-        """Return `version` with files replaced, added or, if None, removed, as a new version."""
-        home, old = self._look(version)
+        """Store a new version that is `version` with changed files; return the new version.
+
+        `changes` has the new content of each changed file by path, None for a file to remove.
+        """
+        database, old_entries = self._look(version)
         entries: dict[bytes, Entry | None] = {}
         for path, data in changes.items():
             key = os.fsencode(path)
-            mode = old[key][0] if key in old and old[key][0] != _LINK else "100644"
-            entries[key] = None if data is None else (mode, home.put(data))
-        tree = home.tree(version, entries)
-        home.keep(f"derived/{tree}", tree, f"derived from {version}\n")  # as `parents` reads it
+            mode = (
+                old_entries[key][0]
+                if key in old_entries and old_entries[key][0] != _LINK
+                else "100644"
+            )
+            entries[key] = None if data is None else (mode, database.put(data))
+        tree = database.tree(version, entries)
+        database.keep(f"derived/{tree}", tree, f"derived from {version}\n")  # as `parents` reads it
         return tree
 
     def files(self, version: str) -> dict[str, bytes]:
-        """Return content by path of every file of a version; links are left out."""
-        home, entries = self._look(version)
+        """Return a mapping from the path of every file of a version to its content; links are left out."""
+        database, entries = self._look(version)
         names = {p: name for p, (mode, name) in entries.items() if mode != _LINK}
-        blobs = home.blobs(names.values())
+        blobs = database.blobs(names.values())
         return {os.fsdecode(path): data for path, data in zip(names, blobs, strict=True)}
 
     def packed(self, version: str) -> dict[str, tuple[str, bytes]]:
-        """Return mode and content by path of everything in a version, links included."""
-        home, entries = self._look(version)
-        blobs = home.blobs([name for _, name in entries.values()])
+        """Return a mapping from the path of every file and link of a version to mode and content.
+
+        Another store can adopt the version with this mapping.
+        """
+        database, entries = self._look(version)
+        blobs = database.blobs([name for _, name in entries.values()])
         return {
             os.fsdecode(path): (mode, data)
             for (path, (mode, _)), data in zip(entries.items(), blobs, strict=True)
         }
 
     def adopt(self, run: str, packed: Mapping[str, tuple[str, bytes]]) -> str:
-        """Store a version from another store for `run`; return its id."""
-        home = self._database()
+        """Store a version that `packed` returned in another store, for `run`; return the version."""
+        database = self._database()
         entries: dict[bytes, Entry | None] = {
-            os.fsencode(path): (mode, home.put(data)) for path, (mode, data) in packed.items()
+            os.fsencode(path): (mode, database.put(data)) for path, (mode, data) in packed.items()
         }
-        tree = home.tree(None, entries)
-        home.keep(f"runs/{run}", tree, f"run {run}\n")
+        tree = database.tree(None, entries)
+        database.keep(f"runs/{run}", tree, f"run {run}\n")
         return tree
 
     def hashes(self, version: str) -> dict[str, str]:
-        """Return git's name of the content by path of every file of a version."""
+        """Return a mapping from the path of every file of a version to git's hash of its content."""
         _, entries = self._look(version)
         return {os.fsdecode(path): name for path, (_, name) in entries.items()}
 
     def read(self, version: str, path: str) -> bytes:
-        """Return the content of one file of a version, following links inside it."""
-        home, entries = self._look(version)
+        """Return the content of one file of a version; links to other files of the version are followed."""
+        database, entries = self._look(version)
         key = os.fsencode(os.path.normpath(path))
         for _ in range(40):
             if key not in entries:
                 break
             mode, name = entries[key]
-            data = next(home.blobs([name]))
+            data = next(database.blobs([name]))
             if mode != _LINK:
                 return data
             key = os.path.normpath(os.path.join(os.path.dirname(key), data))  # noqa: PTH118, PTH120
@@ -225,23 +241,27 @@ class Versions:
         )
 
     def export(self, version: str, folder: Path) -> None:
-        """Write all files of a version below `folder`, which is created if needed."""
-        home, entries = self._look(version)
-        # links last, so that no file is written through one
+        """Write all files of a version into `folder`, which is created if it does not exist."""
+        database, entries = self._look(version)
+        # links are written last, so that no file is written through a link
         ordered = sorted(entries.items(), key=lambda item: item[1][0] == _LINK)
-        blobs = home.blobs(name for _, (_, name) in ordered)
+        blobs = database.blobs(name for _, (_, name) in ordered)
         for (path, (mode, _)), data in zip(ordered, blobs, strict=True):
             file = folder / os.fsdecode(path)
             make_folder(file.parent)
             file.unlink(missing_ok=True)
             if mode == _LINK:
-                file.symlink_to(self._aim(os.fsdecode(path), os.fsdecode(data)))
+                file.symlink_to(self._exported_target(os.fsdecode(path), os.fsdecode(data)))
             else:
                 file.write_bytes(data)
                 file.chmod(0o700 if mode == "100755" else 0o600)
 
-    def _aim(self, path: str, link: str) -> str:
-        """Return the target of an exported link; one that leads out of the project still does."""
+    def _exported_target(self, path: str, link: str) -> str:
+        """Return the target to give an exported link.
+
+        A relative link out of the project gets an absolute target, because the folder of the export is at another
+        place than the project.
+        """
         target = os.path.normpath(os.path.join(os.path.dirname(path), link))  # noqa: PTH118, PTH120
         if target.startswith("..") and not os.path.isabs(link):  # noqa: PTH117
             return os.path.normpath(self._project.root / target)
@@ -249,9 +269,9 @@ class Versions:
 
     def diff(self, a: str, b: str) -> str:
         """Return the unified diff from version `a` to version `b`."""
-        home_a, home_b = self._holding(a), self._holding(b)
-        if isinstance(home_a, GitDatabase) and home_a is home_b:
-            return home_a.diff(a, b)
+        database_a, database_b = self._holding(a), self._holding(b)
+        if isinstance(database_a, GitDatabase) and database_a is database_b:
+            return database_a.diff(a, b)
         with empty_repository(self._project.root) as git:
             shared = LooseDatabase(git.git_dir, self._project.root)
             first, second = (
@@ -266,83 +286,89 @@ class Versions:
             )
             return (git if has_git(self._project.root) else shared).diff(first, second)
 
-    def names(self) -> dict[str, str]:
-        """Return the versions by name: `runs/<run>` or `derived/<version>`."""
+    def versions_by_ref(self) -> dict[str, str]:
+        """Return a mapping from the name of every ref, `runs/<run>` or `derived/<version>`, to its version."""
         out: dict[str, str] = {}
-        for home in self._all():
-            out.update(home.names())
+        for database in self._all():
+            out.update(database.trees_by_ref())
         return out
 
     def parents(self) -> dict[str, str]:
-        """Return the version that each derived version was made from."""
+        """Return a mapping from each derived version to the version from which it was derived."""
         out: dict[str, str] = {}
-        for home in self._all():
-            for name, message in home.messages("derived/").items():
+        for database in self._all():
+            for name, message in database.messages_by_ref("derived/").items():
                 match = _DERIVED.match(message)
                 if match is not None:
                     out[name.removeprefix("derived/")] = match[1]
         return out
 
     def damage(self) -> Iterator[Damage]:
-        """Read every object of every version; yield each that is damaged."""
-        for home in self._all():
-            if home.own and not (home.git_dir / "HEAD").is_file():
+        """Read every object of every version; yield the first damaged object of each damaged version."""
+        for database in self._all():
+            if database.own and not (database.git_dir / "HEAD").is_file():
                 continue
-            sound: set[str] = set()
-            refs = home.refs() if isinstance(home, LooseDatabase) else home.names()
+            intact: set[str] = set()
+            refs = (
+                database.refs() if isinstance(database, LooseDatabase) else database.trees_by_ref()
+            )
             for name, top in refs.items():
-                bad = _first_bad(home, top, sound)
-                if bad is not None:
-                    yield Damage(home, name, *bad)
+                damage = _first_damage(database, top, intact)
+                if damage is not None:
+                    yield Damage(database, name, *damage)
 
     def drop(self, run: str) -> None:
-        """Delete the ref of a run's version; git frees its space if nothing else needs it."""
-        for home in self._all():
-            home.drop(f"runs/{run}")
+        """Delete the ref of a run's version; git later removes the objects that no other ref needs."""
+        for database in self._all():
+            database.drop(f"runs/{run}")
 
     def drop_derived(self, version: str) -> None:
         """Delete the ref of a derived version."""
         if _NAME.fullmatch(version):
-            for home in self._all():
-                home.drop(f"derived/{version}")
+            for database in self._all():
+                database.drop(f"derived/{version}")
 
     def _look(self, version: str) -> tuple[Database, dict[bytes, Entry]]:
-        """Return the database that holds a version, and its files by path."""
-        if version not in self._seen:
-            if len(self._seen) >= MOST_SEEN:
-                self._seen.clear()
-            home = self._holding(version)
-            entries = home.entries(version)
+        """Return the database that holds a version, and the files of the version by path."""
+        if version not in self._entries_cache:
+            if len(self._entries_cache) >= MOST_CACHED:
+                self._entries_cache.clear()
+            database = self._holding(version)
+            entries = database.entries(version)
             for path in entries:
                 _check_path(path, version)
-            self._seen[version] = (home, entries)
-        return self._seen[version]
+            self._entries_cache[version] = (database, entries)
+        return self._entries_cache[version]
 
     def _holding(self, version: str) -> Database:
-        homes = self._all()
-        for home in homes if _NAME.fullmatch(version) else ():
-            if home.has(version):
-                return home
+        """Return the database that holds a version; raise if none does."""
+        databases = self._all()
+        for database in databases if _NAME.fullmatch(version) else ():
+            if database.has(version):
+                return database
         raise VersionError(
-            f"Version {version[:12]} is not in {' or '.join(h.place for h in homes)}: its refs "
+            f"Version {version[:12]} is not in {' or '.join(each.place for each in databases)}: its refs "
             "were removed, or it was recorded elsewhere. Bring it from another copy.",
             slug="version-missing",
         )
 
     def _all(self) -> list[Database]:
-        home = self._database()
-        if home.own or not (self._own / "HEAD").is_file():
-            return [home]
-        return [home, self._begin_own()]
+        """Return the database in use, and that of the store if it also exists."""
+        database = self._database()
+        if database.own or not (self._own / "HEAD").is_file():
+            return [database]
+        return [database, self._begin_own()]
 
     def _database(self) -> Database:
-        if self._home is None:
+        if self._database_in_use is None:
             git_dir = repository(self._project.root)
             if git_dir is None:
-                self._home = self._begin_own()
+                self._database_in_use = self._begin_own()
             else:
-                self._home = GitDatabase(git_dir, self._project.root, self._scratch, own=False)
-        return self._home
+                self._database_in_use = GitDatabase(
+                    git_dir, self._project.root, self._scratch, own=False
+                )
+        return self._database_in_use
 
     def _begin_own(self) -> Database:
         return LooseDatabase(self._own, self._project.root)
@@ -359,7 +385,7 @@ def _check_path(path: bytes, version: str) -> None:
 
 
 def _clock(folder: Path) -> int:
-    """Return the time by the clock of the file system, which sets the times of files."""
+    """Return the current time by the clock of the file system, which also sets the modification times of files."""
     make_folder(folder)
     file = folder / f".clock.{os.getpid()}"
     try:

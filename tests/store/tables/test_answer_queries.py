@@ -16,7 +16,7 @@ from rearview.errors import StoreError, UsageError
 from rearview.model import Checkpoint, Edge, MissingPart, ObjectRef, Point, Step
 from rearview.store.tables import record_files as points_module
 from rearview.store.tables import schema
-from rearview.store.tables.tables import Tables
+from rearview.store.tables.answer_queries import Tables
 from recorded import Recorded, at, rechecked
 
 SRC = str(Path(__file__).parents[3] / "src")
@@ -248,48 +248,48 @@ def test_nothing_recorded_is_an_empty_table_or_a_clear_error(store):
     assert Tables(store.project).sql("SELECT count(*) AS n FROM full_pivot").rows() == [{"n": 1}]
 
 
-def test_a_virtual_name_is_a_column_of_nulls_at_its_points(store):
+def test_a_fillable_name_is_a_column_of_nulls_at_its_points(store):
     a = store.run(*training(2))
     b = store.run((at(), {"seed": 1}))
-    found = rows(store, ["norm"], virtual=[("norm", ("epoch",))])
+    found = rows(store, ["norm"], fillable=[("norm", ("epoch",))])
     assert found == [(a, 0, None), (a, 1, None), (b, None, None)]
-    inner = rows(store, ["norm", "acc"], virtual=[("norm", ("epoch", "step"))], runs=[a])
+    inner = rows(store, ["norm", "acc"], fillable=[("norm", ("epoch", "step"))], runs=[a])
     assert inner == [(a, i, j, None, i / 10) for i in range(2) for j in range(2)]
-    assert rows(store, ["top"], virtual=[("top", ())]) == [(a, None), (b, None)]
+    assert rows(store, ["top"], fillable=[("top", ())]) == [(a, None), (b, None)]
 
 
-def test_a_virtual_name_with_some_values_shows_empty_cells(store):
+def test_a_fillable_name_with_some_values_shows_empty_cells(store):
     run = store.run(*training(3))
     store.replay(run, "p", (at(epoch=1), {"norm": 5.0}))
-    found = rows(store, ["norm"], virtual=[("norm", ("epoch",))], origins=True)
+    found = rows(store, ["norm"], fillable=[("norm", ("epoch",))], origins=True)
     assert found == [(run, 0, None, None), (run, 1, 5.0, "replayed"), (run, 2, None, None)]
 
 
-def test_a_virtual_name_that_has_values_deeper_has_no_empty_row_at_its_place(store):
+def test_a_fillable_name_that_has_values_deeper_has_no_empty_row_at_its_place(store):
     a = store.run(*((at(epoch=i), {"l": i / 2}) for i in range(3)))
     full = [(a, i, i / 2) for i in range(3)]
-    assert rows(store, ["l"], virtual=[("l", ())]) == full
+    assert rows(store, ["l"], fillable=[("l", ())]) == full
     b = store.run(*((at(epoch=i), {"acc": i}) for i in range(2)))
-    assert rows(store, ["l"], virtual=[("l", ())]) == [*full, (b, None, None)]
-    assert rows(store, ["l", "acc"], virtual=[("l", ())]) == [
+    assert rows(store, ["l"], fillable=[("l", ())]) == [*full, (b, None, None)]
+    assert rows(store, ["l", "acc"], fillable=[("l", ())]) == [
         *((*row, None) for row in full),
         *((b, i, None, i) for i in range(2)),
     ]
 
 
-def test_a_virtual_name_in_a_loop_of_an_outer_loops_name_has_no_empty_rows(store):
+def test_a_fillable_name_in_a_loop_of_an_outer_loops_name_has_no_empty_rows(store):
     inner = [
         (Point((Step("i", e), Step("i", k))), {"l": e + k}) for e in range(2) for k in range(2)
     ]
     run = store.run(*inner)
-    found = rows(store, ["l"], virtual=[("l", ("i",))])
+    found = rows(store, ["l"], fillable=[("l", ("i",))])
     assert found == [(run, e, k, e + k) for e in range(2) for k in range(2)]
 
 
-def test_a_virtual_name_takes_no_row_from_other_names(store):
+def test_a_fillable_name_takes_no_row_from_other_names(store):
     a = store.run((at(), {"seed": 7}), (at(epoch=0), {"l": 1}))
     b = store.run((at(), {"seed": 8}), (at(epoch=0), {"acc": 1}))
-    found = rows(store, ["seed", "l"], virtual=[("l", ())])
+    found = rows(store, ["seed", "l"], fillable=[("l", ())])
     assert found == [(a, 0, 7, 1), (b, None, 8, None)]
 
 
@@ -325,7 +325,7 @@ def test_a_running_run_and_one_with_a_torn_end_are_in_the_table(store):
     (file,) = store.runs.folder(run).glob("records-*.jsonl")  # its writer lives: not sealed
     data = file.read_bytes()
     file.write_bytes(data[:-20])
-    assert Tables(store.project).names().keys() == {"seed", "loss", "acc"}
+    assert Tables(store.project).loops_by_name().keys() == {"seed", "loss", "acc"}
     store.runs.end(run, 1)
     assert len(rows(store, ["loss"])) == 2
     assert file.exists()

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from rearview.errors import DamagedError, StoreError
 from rearview.store.maintenance.verify import check_records
 from rearview.store.records import RecordFile, read
-from rearview.store.tables import seal as summary_module
+from rearview.store.tables import convert_to_parquet as summary_module
+from rearview.store.tables.answer_queries import Tables
 from rearview.store.tables.connection import Duck
+from rearview.store.tables.convert_to_parquet import load, seal
 from rearview.store.tables.record_files import gather
-from rearview.store.tables.seal import load, seal
-from rearview.store.tables.tables import Tables
 from recorded import Recorded, at, rechecked
 
 GOLD = Path(__file__).parents[2] / "gold/records"
@@ -232,7 +232,7 @@ def test_a_sealed_file_of_a_newer_format_is_refused(store, monkeypatch):
 
 def test_a_process_with_the_number_of_a_sealed_file_gets_another_name(store):
     run = store.run((at(), {"a": 1}))
-    assert Tables(store.project).names()
+    assert Tables(store.project).loops_by_name()
     out = RecordFile(store.runs.folder(run), run, attempt=1)
     out.append(b"{", [("a", 2)])
     out.close()

@@ -1,6 +1,7 @@
-"""Watch folders by inotify: which files any code opens and writes there, also in C and in child processes.
+"""Watch folders by inotify: report which files any code opens and writes there, also C code and child processes.
 
-Standard library only: the process that runs the cells of a package imports it where Rearview is not installed.
+Only the standard library is used: the process that runs the cells of a package imports this module on machines
+where Rearview is not installed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 MOST_FOLDERS = 2000
-"""Folders that are watched at most."""
+"""Most folders that are watched."""
 _SKIPPED = {"__pycache__", "node_modules", "venv"}
 _OPEN, _MODIFY, _CLOSE_WRITE, _CLOSE_READ = 0x20, 0x2, 0x8, 0x10
 _CREATE, _MOVED_TO, _MOVE_SELF, _IGNORED, _IS_DIR, _OVERFLOW = (
@@ -26,23 +27,23 @@ _HEADER = struct.Struct("iIII")
 
 
 class WatchedFolders:
-    """Files that any process opens in the watched folders."""
+    """Folders in which inotify reports the files that any process opens and writes."""
 
     def __init__(self) -> None:
         self.lost = ""
-        """Why an opened file may be missing; empty if none is."""
+        """Reason why reports may be incomplete, in words; empty if the reports are complete."""
         self.written: set[str] = set()
-        """Files that were written between the last two times that `drain` was called."""
+        """Files that were written between the last two calls of `drain`."""
         self.read_first: set[str] = set()
-        """Those of them that were read before."""
+        """Files that were first read and then modified between the last two calls of `drain`."""
         self.listed: set[str] = set()
-        """Folders whose names were read between the last two times that `drain` was called."""
+        """Folders that were listed between the last two calls of `drain`."""
         self.dropped = False
-        """Whether a watched folder was removed or moved since this was last set to False."""
+        """Whether a watched folder was removed or moved; the caller sets this to False again."""
         self._folders: dict[int, str] = {}
         self._watched: set[str] = set()
         self._root = ""
-        """New folders below it are watched, too."""
+        """Folder of the project: new folders below this folder are watched, too."""
         libc = ctypes.CDLL(None, use_errno=True)
         self._add: Any = getattr(libc, "inotify_add_watch", None)
         start: Any = getattr(libc, "inotify_init1", None)
@@ -71,7 +72,7 @@ class WatchedFolders:
             self._fd = -1
 
     def watch_project(self, root: str) -> None:
-        """Watch a folder and all folders below it, also those that are made later."""
+        """Watch a folder and all folders below it, also folders that are created later."""
         self._root = root
         self._watch_below(root)
 
@@ -84,10 +85,13 @@ class WatchedFolders:
                 return
 
     def drain(self) -> list[str]:
-        """Return the files that were opened and not written since the last time, sorted."""
+        """Return the files that were opened since the last call, and not written, sorted by path.
+
+        The attributes `written`, `read_first` and `listed` are set to the other files and folders.
+        """
         opened: set[str] = set()
         self.listed = set()
-        made: list[str] = []
+        new_folders: list[str] = []
         changes = FileChanges()
         for number, mask, name in self._reports():
             if mask & _OVERFLOW:
@@ -99,24 +103,24 @@ class WatchedFolders:
             path = f"{folder}{os.sep}{name}"
             if mask & (_IGNORED | _MOVE_SELF):
                 self._drop(number)
-                made.append(folder)  # a folder of that name may have been made again
+                new_folders.append(folder)  # a folder of this name may exist again
             elif mask & _IS_DIR:
                 if mask & _OPEN:
                     self.listed.add(path if name else folder)
                 if mask & (_CREATE | _MOVED_TO) and self._follows(folder, name):
-                    made.append(path)
+                    new_folders.append(path)
             elif mask & _OPEN:
                 opened.add(path)
             else:
-                changes.take(path, mask)
-        for folder in made:
+                changes.add(path, mask)
+        for folder in new_folders:
             if os.path.isdir(folder):  # noqa: PTH112 - text
                 self._watch_below(folder)
         self.written, self.read_first = changes.written, changes.read_first()
         return sorted(opened - self.written)
 
     def _reports(self) -> Iterator[tuple[int, int, str]]:
-        """Yield what the system has to report: number of a folder, what happened, name of the file."""
+        """Yield the reports of the system: number of a folder, bits that say what happened, name of the file."""
         while self._fd >= 0:
             try:
                 data = os.read(self._fd, 1 << 20)
@@ -130,37 +134,37 @@ class WatchedFolders:
                 yield number, mask, os.fsdecode(name.rstrip(b"\0"))
 
     def _drop(self, number: int) -> None:
-        """Forget a folder that was removed or moved, and those below it."""
-        gone = self._folders[number]
+        """Stop watching a folder that was removed or moved, and the folders below it."""
+        dropped = self._folders[number]
         self._folders = {
             each: folder
             for each, folder in self._folders.items()
-            if folder != gone and not folder.startswith(f"{gone}{os.sep}")
+            if folder != dropped and not folder.startswith(f"{dropped}{os.sep}")
         }
         self._watched = set(self._folders.values())
         self.dropped = True
 
     def _follows(self, folder: str, name: str) -> bool:
-        """Return True if a new folder is in the project and may hold inputs."""
+        """Return True if a new folder is to be watched, because it is in the project and may hold inputs."""
         inside = folder == self._root or folder.startswith(f"{self._root}{os.sep}")
         return bool(self._root) and inside and _may_hold_inputs(name)
 
 
 class FileChanges:
-    """Which files were written, and which of them were read before, from the system's reports in order."""
+    """Collects reports about files, in order: which files were written, and which were read before."""
 
     def __init__(self) -> None:
         self.written: set[str] = set()
         self._modified: set[str] = set()
-        self._made: set[str] = set()
-        """Files that were not there before, or that another file replaced."""
+        self._new: set[str] = set()
+        """Files that were created, or replaced by another file."""
         self._read: set[str] = set()
-        """Files that some reader closed before they were modified."""
+        """Files that a reader closed before they were modified."""
 
-    def take(self, path: str, mask: int) -> None:
-        """Take in one report about a file."""
+    def add(self, path: str, mask: int) -> None:
+        """Add one report about a file."""
         if mask & (_CREATE | _MOVED_TO):
-            self._made.add(path)
+            self._new.add(path)
             if mask & _MOVED_TO:
                 self.written.add(path)
         elif mask & _CLOSE_READ:
@@ -172,8 +176,8 @@ class FileChanges:
             self.written.add(path)
 
     def read_first(self) -> set[str]:
-        """Return the files that were read, and then modified."""
-        return (self._modified & self._read) - self._made
+        """Return the files that were first read and then modified."""
+        return (self._modified & self._read) - self._new
 
 
 def is_listed_by_import(caller: FrameType | None) -> bool:
@@ -189,7 +193,7 @@ def is_listed_by_import(caller: FrameType | None) -> bool:
 
 
 def is_database(path: str) -> bool:
-    """Return True for a file of SQLite or DuckDB: what is stored there is added to what is there."""
+    """Return True if a file belongs to a database of SQLite or DuckDB, to which programs add rows."""
     if path.endswith(("-journal", "-wal", ".wal")):
         return True
     try:
@@ -201,5 +205,5 @@ def is_database(path: str) -> bool:
 
 
 def _may_hold_inputs(name: str) -> bool:
-    """Return False for the names of caches, environments and hidden folders."""
+    """Return False if a folder of this name is a cache, an environment or hidden."""
     return name not in _SKIPPED and not name.startswith(".")

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rearview.model import ObjectRef
-from rearview.store.values import convert, load, restore
+from rearview.store.values_as_json import convert, load, restore
 
 
 class Shelf:

@@ -1,10 +1,10 @@
-"""Seal finished record files: convert JSON lines to Parquet, with a summary of the file's content.
+"""Convert ("seal") finished record files from JSON lines to Parquet, with a summary of their content.
 
-Readers do this, never the training process. A sealed file has exactly the content of the lines; the lines are
-removed only after the Parquet file was read back and compared.
+Processes that query records do this, never the training process. A sealed file has exactly the content of the
+lines. The lines are removed only after the Parquet file was read back and compared.
 
 The summary (`Summary`) is in the metadata of the Parquet file. It ends in `"check":"…"`: the XXH3 hash of the
-whole file, computed with these 32 digits as zeros. Files of summary format 1 have none.
+whole file, computed with zeros in place of these 32 digits. Summaries of format 1 have no hash.
 """
 
 from __future__ import annotations
@@ -25,35 +25,38 @@ import xxhash
 
 from rearview.durable_files import publish_file
 from rearview.errors import DamagedError
-from rearview.store.files import CHECKED, close_to_others
+from rearview.store.create_files import set_store_mode
+from rearview.store.json_files import CHECKED
 from rearview.store.records import RecordLine, scan
 from rearview.store.tables.connection import Duck, files, quoted
 
 FORMAT = 3
 """From 2 on, a summary ends in the checksum of the whole file. From 3 on, records have `source` and `line`."""
 PLACED = 3
-"""First format with the columns `source` and `line`."""
+"""First format of summaries whose files have the columns `source` and `line`."""
 MARK = "rearview"
 """Key of the summary in the metadata of the Parquet file."""
 NO_CHECK = "0" * 32
 """Placeholder of the checksum until it is computed."""
 _KEY = b'"check":"'
 _TAIL = struct.Struct("<I4s")
-"""Last bytes of a Parquet file: the length of the metadata before them, and a magic."""
+"""Last bytes of a Parquet file: the length of the metadata before, and a magic."""
 _ENTRY = b"\x18" + bytes([len(MARK)]) + MARK.encode() + b"\x18"
-"""First bytes of the metadata entry with our summary; the length of the summary follows."""
+"""First bytes of the metadata entry that holds the summary; the length of the summary follows."""
 
 
 class NameSummary(msgspec.Struct, frozen=True):
-    """Kinds and number of the values of one name at one depth in one file."""
+    """The values of one name at one loop path in one file, counted."""
 
     path: str
+    """Names of the loops, joined by slashes; empty outside of loops."""
     name: str
     kinds: dict[str, int]
+    """Number of values by kind (`records.kind`)."""
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """Summary of a sealed file, which makes scanning it unnecessary."""
+    """Summary of a sealed file, so that a table can be planned without reading the records."""
 
     format: int
     run: str
@@ -64,12 +67,12 @@ class Summary(msgspec.Struct, frozen=True):
     unique: bool
     """Whether no name was logged twice at one point."""
     damaged: int
-    """Records, or in files of format 1 lines, that were lost before it was sealed."""
+    """Number of records that were lost before the file was sealed; of lines, in files of format 1."""
     names: list[NameSummary]
     since: int = 0
-    """Number of the record from which this attempt repeats earlier ones."""
+    """Number of the record from which on this attempt logged records of earlier attempts again."""
     labels: dict[str, list[str]] = {}
-    """By path: kinds of the loop values that differ from the iteration number."""
+    """Mapping from loop path to the kind of the values of each loop, "" if these are the iteration numbers."""
     check: str = NO_CHECK
     """Hash of the whole file; the last field."""
 
@@ -77,7 +80,10 @@ class Summary(msgspec.Struct, frozen=True):
 def summaries(
     con: Duck, headers: Sequence[Mapping[str, Any]], rows: Sequence[int], damaged: Sequence[int]
 ) -> list[Summary]:
-    """Return the summary of each file in `own.loaded`."""
+    """Return the summary of each file whose records are in the table `own.loaded`.
+
+    `headers`, `rows` (number of records) and `damaged` have one item per file.
+    """
     names: list[dict[tuple[str, str], dict[str, int]]] = [{} for _ in headers]
     sql = "SELECT file, path, name, kind, count(*) FROM own.loaded GROUP BY ALL ORDER BY min(seq), kind"
     for file, path, name, kind, number in con.execute(sql).fetchall():
@@ -105,23 +111,26 @@ def summaries(
 
 
 def _labels(con: Duck) -> dict[int, dict[str, list[str]]]:
-    """Return per file, path and loop: empty, `int`, `float` or `str`."""
+    """Return the kinds of the loop values of each file, as a mapping from file to loop path to one kind per loop.
+
+    A kind is `int`, `float` or `str`, or "" if the loop values are the iteration numbers.
+    """
     out: dict[int, dict[str, list[str]]] = {}
     sql = """SELECT file, path, k, list(DISTINCT json_type(labels, '/' || k)) FROM (
       SELECT file, path, labels, unnest(range(len(indices))) AS k FROM own.loaded
       WHERE labels IS NOT NULL) GROUP BY ALL ORDER BY k"""
     for file, path, _, types in con.execute(sql).fetchall():
         present = set(types) - {None, "NULL"}
-        whole = present <= {"UBIGINT", "BIGINT"}
-        number = present <= {"UBIGINT", "BIGINT", "DOUBLE"}
-        kind = ("int" if whole else "float" if number else "str") if present else ""
+        are_integers = present <= {"UBIGINT", "BIGINT"}
+        are_numbers = present <= {"UBIGINT", "BIGINT", "DOUBLE"}
+        kind = ("int" if are_integers else "float" if are_numbers else "str") if present else ""
         out.setdefault(file, {}).setdefault(path, []).append(kind)
     return out
 
 
 _EXACT = 2**53
 _BIG = 16 << 20
-"""DuckDB needs a larger buffer for lines above this many bytes."""
+"""Bytes of a line above which DuckDB needs a larger buffer."""
 _HEADERS = {
     "filename": "VARCHAR",
     "k": "INTEGER",
@@ -173,22 +182,22 @@ _LONG = """
 
 @dataclass(frozen=True, slots=True)
 class LoadedRecords:
-    """A record file that was loaded into DuckDB: the rows of `own.loaded` with `file = number`."""
+    """A record file that was loaded into DuckDB; its records are the rows of `own.loaded` with `file = number`."""
 
     file: Path
     number: int
     summary: Summary
     lost: int = 0
-    """Records that are damaged; such a file is not sealed."""
+    """Number of damaged records; if there are any, the file is not sealed."""
 
 
 def load(
     con: Duck, paths: Sequence[Path], *, growing: bool = False, clean: bool = False
 ) -> list[LoadedRecords]:
-    """Load record files into the table `own.loaded`, without a torn last line.
+    """Load record files into the table `own.loaded`; an incomplete last line is ignored.
 
-    Files that are still `growing` are read as they are now. Damaged lines are left out and counted. In
-    files without checksums, lines that cannot be read are an error, unless `clean`.
+    With `growing`, other processes may be appending to the files. Damaged lines are left out and counted. A
+    file without checksums raises if a line cannot be read; with `clean`, the line is left out.
     """
     import duckdb
 
@@ -196,18 +205,18 @@ def load(
     with tempfile.TemporaryDirectory(dir=con.folder) as folder:
         for k, path in enumerate(paths):
             scanned = scan(path)
-            header, data, bad = scanned.header, scanned.lines, scanned.repaired
-            old = header.format < CHECKED
-            if clean and old:
-                data, bad = _clean(data)
+            header, data, damaged_count = scanned.header, scanned.lines, scanned.repaired
+            lacks_checksums = header.format < CHECKED
+            if clean and lacks_checksums:
+                data, damaged_count = _readable_lines(data)
             source = path
-            if growing or clean or not old or not _whole(path):
+            if growing or clean or not lacks_checksums or not _ends_in_line_end(path):
                 source = Path(folder, f"{k}.jsonl")
                 source.write_bytes(data)
             if len(data) > _BIG:
                 longest = max(longest, *map(len, data.split(b"\n")))
-            rows.append(_expected(data) if old and not clean else _count(data))
-            damaged.append(bad)
+            rows.append(_expected(data) if lacks_checksums and not clean else _count_records(data))
+            damaged.append(damaged_count)
             lost.append(scanned.lost)
             origin = None if header.origin == "recorded" else header.origin
             headers.append({"filename": str(source), "k": k, "run": header.run, "replay": origin,
@@ -223,10 +232,10 @@ def load(
         try:
             con.execute(f"CREATE OR REPLACE TABLE own.loaded AS {sql}")
         except duckdb.Error as exc:
-            raise _unsound(paths, str(exc)) from exc
+            raise _unreadable_error(paths, str(exc)) from exc
     counts = dict(con.execute("SELECT file, count(*) FROM own.loaded GROUP BY file").fetchall())
     if [counts.get(k, 0) for k in range(len(paths))] != rows:
-        raise _unsound(paths, f"it has {list(counts.values())} records, not {rows}")
+        raise _unreadable_error(paths, f"it has {list(counts.values())} records, not {rows}")
     file_summaries = summaries(con, headers, rows, damaged)
     return [
         LoadedRecords(path, k, msgspec.structs.replace(file_summaries[k], since=since[k]), lost[k])
@@ -234,7 +243,7 @@ def load(
     ]
 
 
-def _unsound(paths: Sequence[Path], why: str) -> DamagedError:
+def _unreadable_error(paths: Sequence[Path], why: str) -> DamagedError:
     return DamagedError(
         f"The records in {', '.join(map(str, paths[:3]))} cannot be read: {why}. They are unchanged; "
         "`rearview verify` lists all damage.",
@@ -243,50 +252,52 @@ def _unsound(paths: Sequence[Path], why: str) -> DamagedError:
 
 
 def seal(con: Duck, loaded: Sequence[LoadedRecords]) -> list[Path]:
-    """Write loaded, complete files as Parquet next to them; return the new files.
+    """Write loaded files, which must be complete, as Parquet files next to them; return the Parquet files.
 
-    The lines are removed after the new files were read back and compared.
+    The JSON lines are removed after the Parquet files were read back and compared.
     """
-    aside: dict[Path, Path] = {}
-    check = "count(*), bit_xor(hash(COLUMNS(* EXCLUDE ({0})))) FROM {1} GROUP BY {0}"
+    temporary_files: dict[Path, Path] = {}
+    hash_sql = "count(*), bit_xor(hash(COLUMNS(* EXCLUDE ({0})))) FROM {1} GROUP BY {0}"
     try:
         for records in loaded:
-            new = records.file.with_name(
+            temporary = records.file.with_name(
                 f".{records.file.stem}.{os.getpid()}.{os.urandom(4).hex()}.parquet"
             )
-            aside[records.file] = new
-            about = quoted(msgspec.json.encode(records.summary).decode())
+            temporary_files[records.file] = temporary
+            summary_text = quoted(msgspec.json.encode(records.summary).decode())
             con.execute(
                 f"COPY (SELECT * EXCLUDE (file) FROM own.loaded WHERE file = {records.number} ORDER BY "
-                f"path, name, seq) TO {quoted(new)} (FORMAT parquet, COMPRESSION zstd, "
-                f"PARQUET_VERSION v2, KV_METADATA {{{MARK}: {about}}})"
+                f"path, name, seq) TO {quoted(temporary)} (FORMAT parquet, COMPRESSION zstd, "
+                f"PARQUET_VERSION v2, KV_METADATA {{{MARK}: {summary_text}}})"
             )
-            write_check(new)
+            write_check(temporary)
         expected_hashes = con.execute(
-            "SELECT file, " + check.format("file", "own.loaded")
+            "SELECT file, " + hash_sql.format("file", "own.loaded")
         ).fetchall()
-        source = f"read_parquet({files(aside.values())}, filename = true)"
-        read = con.execute("SELECT filename, " + check.format("filename", source)).fetchall()
-        read_back = {row[0]: row[1:] for row in read}
+        source = f"read_parquet({files(temporary_files.values())}, filename = true)"
+        read_hashes = con.execute(
+            "SELECT filename, " + hash_sql.format("filename", source)
+        ).fetchall()
+        read_back = {row[0]: row[1:] for row in read_hashes}
         expected = {row[0]: row[1:] for row in expected_hashes}
         for records in loaded:
-            name = str(aside[records.file])
+            name = str(temporary_files[records.file])
             if records.summary.rows and read_back.get(name) != expected.get(records.number):
-                raise _unsound(
+                raise _unreadable_error(
                     [records.file], f"{name} does not hold what was written; check the disk"
                 )
-            close_to_others(aside[records.file])
-            publish_file(aside[records.file], records.file.with_suffix(".parquet"))
+            set_store_mode(temporary_files[records.file])
+            publish_file(temporary_files[records.file], records.file.with_suffix(".parquet"))
             if records.summary.damaged:
                 shutil.copy(records.file, records.file.with_suffix(".damaged"))
             records.file.unlink(missing_ok=True)
     finally:
-        for new in aside.values():
-            new.unlink(missing_ok=True)
+        for temporary in temporary_files.values():
+            temporary.unlink(missing_ok=True)
     return [records.file.with_suffix(".parquet") for records in loaded]
 
 
-def _whole(file: Path) -> bool:
+def _ends_in_line_end(file: Path) -> bool:
     with file.open("rb") as lines:
         lines.seek(-1, os.SEEK_END)
         return lines.read(1) == b"\n"
@@ -296,7 +307,7 @@ _decode = msgspec.json.Decoder(RecordLine).decode
 
 
 def _expected(data: bytes) -> int:
-    """Return how many records the lines hold, from the numbers of the first and the last."""
+    """Return how many records the lines hold, according to the numbers of the first and last line; -1 if unreadable."""
     lines = data.strip(b"\n")
     if not lines:
         return 0
@@ -308,57 +319,59 @@ def _expected(data: bytes) -> int:
     return last.s + len(last.n) - first.s
 
 
-def unreadable(data: bytes) -> int:
-    """Return how many lines of a file without checksums cannot be read."""
-    return _clean(data)[1]
+def unreadable_lines(data: bytes) -> int:
+    """Return how many of the lines cannot be read, in the data of a file without checksums."""
+    return _readable_lines(data)[1]
 
 
-def _clean(data: bytes) -> tuple[bytes, int]:
-    """Return the lines that can be read, and how many cannot."""
-    good, bad = [], 0
+def _readable_lines(data: bytes) -> tuple[bytes, int]:
+    """Return the lines that can be read, and the number of lines that cannot be read."""
+    readable, unreadable = [], 0
     for raw in data.split(b"\n"):
         if raw:
             try:
                 line = _decode(raw)
-                bad += len(line.n) != len(line.v)
-                good.append(raw)
+                unreadable += len(line.n) != len(line.v)
+                readable.append(raw)
             except (msgspec.MsgspecError, UnicodeDecodeError):
-                bad += 1
-    return b"\n".join(good) + b"\n", bad
+                unreadable += 1
+    return b"\n".join(readable) + b"\n", unreadable
 
 
-def _count(data: bytes) -> int:
+def _count_records(data: bytes) -> int:
     return sum(len(_decode(raw).n) for raw in data.split(b"\n") if raw)
 
 
 def read_summary(file: Path) -> dict[str, Any]:
-    """Return the summary of a sealed file, unchecked.
+    """Return the summary of a sealed file, without checking the file.
 
-    It is parsed from the last bytes: loading DuckDB takes longer than many replays take to start, and most
-    files of a run with many backfills hold records of replays, which need not be read.
+    The summary is parsed here, because loading DuckDB takes longer than many replays take to start. Most files of
+    a run with many backfills hold records of replays, which need not be read.
     """
     with _mapped(file) as data:
         return _decoded(file, _summary(file, data)[0])
 
 
 def checked_summary(file: Path) -> dict[str, Any]:
-    """Return the summary of a sealed file; raise if any of its bytes is damaged.
+    """Return the summary of a sealed file; raise if any byte of the file is damaged.
 
-    The summary of an old file without a checksum has no `check`.
+    The summary of an old file without a checksum has no field `check`.
     """
     with _mapped(file) as data:
-        text, at = _summary(file, data)
+        text, offset = _summary(file, data)
         facts = _decoded(file, text)
-        place = text.rfind(_KEY)
-        if place >= 0 and _hash(data, at + place + len(_KEY)) != facts.get("check"):
+        key_position = text.rfind(_KEY)
+        if key_position >= 0 and _hash(data, offset + key_position + len(_KEY)) != facts.get(
+            "check"
+        ):
             raise _damaged(file, "its checksum does not match")
-    if place < 0 and facts.get("format") != 1:
+    if key_position < 0 and facts.get("format") != 1:
         raise _damaged(file, "it has no checksum")
     return facts
 
 
 def write_check(file: Path) -> None:
-    """Write the checksum of a new file into its summary."""
+    """Compute the checksum of a new Parquet file, and write it into the summary of the file."""
     with file.open("r+b") as opened, mmap.mmap(opened.fileno(), 0) as data:
         text, at = _summary(file, data)
         start = at + text.rindex(_KEY) + len(_KEY)
@@ -367,7 +380,7 @@ def write_check(file: Path) -> None:
 
 
 def _hash(data: mmap.mmap, start: int) -> str:
-    """Return the hash of a file whose checksum begins at `start`."""
+    """Return the hash of a Parquet file whose checksum, which counts as zeros, begins at `start`."""
     with memoryview(data) as view, view[:start] as before, view[start + len(NO_CHECK) :] as after:
         hashed = xxhash.xxh3_128(before)
         hashed.update(NO_CHECK.encode())
@@ -406,7 +419,7 @@ def _decoded(file: Path, text: bytes) -> dict[str, Any]:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise _damaged(file, str(exc)) from exc
     if not isinstance(facts, dict):
-        raise _damaged(file, "its summary is not one")
+        raise _damaged(file, "its summary is not a JSON object")
     return facts
 
 

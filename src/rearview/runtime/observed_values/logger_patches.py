@@ -1,13 +1,13 @@
-"""Capture the values that a program gives to other loggers: TensorBoard, W&B, MLflow, frameworks, `logging`.
+"""Patch other loggers to record the values that a program gives them: TensorBoard, W&B, MLflow, frameworks, `logging`.
 
-`LoggerCalls` watches calls and turns them into captured records. The library's own function runs first and its
-result is returned. A failure here switches the source off and is noted with the run. Only the outermost of
-nested calls counts: values that a framework passes to a logger are captured once. Each `capture_…` function
-watches the calls of one library, once that library is imported.
+`LoggerCalls` wraps functions of a library and turns calls of them into captured records. The library's own function
+runs first, and its result is returned. An error in Rearview switches the source off and is stored with the run. Only
+the outermost of nested calls counts, so a value that a framework passes to a logger is recorded once. Each
+`observe_…` function patches one library, once that library is imported.
 
-Numbers in messages that code of the project passes to Python's `logging` are captured on request. Messages that
-reach standard output or error are captured as printed lines already; this is for messages that go to a file
-only. A message is formatted only if its arguments are plain values, so that no code of the program runs.
+Numbers in messages that code of the project passes to Python's `logging` are recorded on request. Messages on
+standard output or error are already recorded as printed lines, so this helps only for messages that go to a file.
+A message is formatted only if its arguments are plain values, so that no code of the program runs.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from typing import Any
 from rearview.model import Point, Step
 from rearview.model.run import SEEN, Origin
 from rearview.model.wording import parameter_in_text
-from rearview.runtime.capture.assigned_scalars import number
-from rearview.runtime.capture.captured_value_writer import Allowance
-from rearview.runtime.capture.parameters import Parameters
+from rearview.runtime.observed_values.assigned_scalars import number
+from rearview.runtime.observed_values.captured_records import Allowance
+from rearview.runtime.observed_values.parameters import Parameters
 from rearview.runtime.recorder import Recorder
 from rearview.runtime.sandbox.entropy import after_import
 from rearview.runtime.session import PointEncoder
 from rearview.store.records import encode_point
 
 STEP = "step"
-"""Column for the step that a logger was given, if it differs from the iteration of the loop."""
+"""Column for the step that the program passes to a logger, if it differs from the iteration of the loop."""
 LONGEST = 1000
-"""Characters of a name, and of a text."""
+"""Most characters of a name, and of a text."""
 NAMES = 500
-"""Names that loggers of one run may give."""
+"""Most names of values that are recorded from the loggers of one run."""
 _SUMMARY_WRITERS = ("torch.utils.tensorboard.writer", "tensorboardX.writer")
 _MEDIA = ("add_histogram", "add_histogram_raw", "add_image", "add_images", "add_figure")
-"""Methods whose values are taken from the summary that TensorBoard encodes for its file."""
+"""Methods whose values are read from the summary that TensorBoard encodes for its file."""
 _CONNECTORS = (
     "lightning.pytorch.trainer.connectors.logger_connector.logger_connector",
     "pytorch_lightning.trainer.connectors.logger_connector.logger_connector",
 )
 _ADDED = frozenset({"epoch", "step"})
-"""Names that frameworks add to logged values; the points hold them already."""
+"""Names that frameworks add to logged values; the points of the records contain these numbers already."""
 
 After = Callable[[tuple[Any, ...], dict[str, Any]], None]
 
@@ -62,14 +62,14 @@ class LoggerCalls:
         self._steps: dict[Origin, tuple[bytes, int]] = {}
         self._names: set[str] = set()
         self.media = Allowance()
-        """Time for histograms and images, which have to be encoded."""
+        """Limits the time for encoding histograms and images."""
 
     def watch(self, owner: Any, name: str, origin: Origin, after: After) -> None:
-        """Call `after` with the arguments of each call of `owner.name` that has succeeded."""
+        """Call `after` with the arguments of each successful call of the method `name` of `owner`."""
         original = vars(owner).get(name)
         if original is None or not callable(original):
-            return  # another version of the library
-        nested, seen = self._nested, self._seen(origin, after)
+            return  # this version of the library has no such method
+        nested, record_call = self._nested, self._recording_hook(origin, after)
 
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -79,22 +79,22 @@ class LoggerCalls:
                 answer = original(*args, **kwargs)
             finally:
                 nested.depth = depth
-            seen(args, kwargs)
+            record_call(args, kwargs)
             return answer
 
-        vars(call)[SEEN] = seen
+        vars(call)[SEEN] = record_call
         setattr(owner, name, call)
 
-    def watch_elsewhere(self, function: Any, origin: Origin, after: After) -> None:
-        """Call `after` with the arguments of each call of `function` that a background writer makes."""
+    def watch_background_calls(self, function: Any, origin: Origin, after: After) -> None:
+        """Call `after` with the arguments of each call of `function` that the program hands to a background writer."""
         if callable(function):
-            setattr(function, SEEN, self._seen(origin, after))
+            setattr(function, SEEN, self._recording_hook(origin, after))
 
-    def _seen(self, origin: Origin, after: After) -> After:
-        """Return a function that calls `after` with the arguments of a call, unless it is inside another watched call."""
+    def _recording_hook(self, origin: Origin, after: After) -> After:
+        """Return a function that passes the arguments of a call to `after`, except inside another wrapped call."""
         nested, off = self._nested, False
 
-        def seen(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def record_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             nonlocal off
             if not off and not getattr(nested, "depth", 0) and self._is_recording():
                 try:
@@ -103,7 +103,7 @@ class LoggerCalls:
                     off = True
                     self._failed(origin, exc)
 
-        return seen
+        return record_call
 
     def _failed(self, origin: Origin, exc: Exception) -> None:
         if self._session.captured is not None:
@@ -118,22 +118,24 @@ class LoggerCalls:
             and session.pid == os.getpid()
         )
 
-    def keep(self, origin: Origin, values: Mapping[str, Any], step: Any = None) -> None:
+    def record(self, origin: Origin, values: Mapping[str, Any], step: Any = None) -> None:
         """Record named values at the current point, or at `step` outside all loops."""
         items = [(name, value) for name, value in _flat(values) if self._is_name(name)]
-        whole = number(step)
-        place = whole if type(whole) is int else None
+        step_number = number(step)
+        whole_step = step_number if type(step_number) is int else None
         session = self._session
         inside = bool(session.stack) and threading.get_ident() == session.thread
         if inside:
             prefix = self._prefixes.of(session)
             last = session.stack[-1].step()
-            step_differs = place is not None and place not in (last.index, last.value)
-            if step_differs and items and self._steps.get(origin) != (prefix, place):
-                self._steps[origin] = (prefix, place or 0)
-                items.append((STEP, place))
+            step_differs = whole_step is not None and whole_step not in (last.index, last.value)
+            if step_differs and items and self._steps.get(origin) != (prefix, whole_step):
+                self._steps[origin] = (prefix, whole_step or 0)
+                items.append((STEP, whole_step))
         else:
-            prefix = encode_point(Point((Step(STEP, place),)) if place is not None else Point())
+            prefix = encode_point(
+                Point((Step(STEP, whole_step),)) if whole_step is not None else Point()
+            )
         if items and session.captured is not None:
             session.captured.append(origin, prefix, items)
 
@@ -148,17 +150,17 @@ class LoggerCalls:
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values that can be kept; those of a mapping in a mapping as `outer.inner`."""
+    """Yield name and value of each value that can be recorded; a value in a nested mapping is named `outer.inner`."""
     for key, value in values.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
             yield from _flat(value, f"{name}.")
-        elif (kept := _kept(value)) is not None:
-            yield name, kept
+        elif (recorded_value := _recorded_form(value)) is not None:
+            yield name, recorded_value
 
 
-def _kept(value: Any) -> Any:
-    """Return a value as it is recorded (a number, text or histogram), or None if it is not."""
+def _recorded_form(value: Any) -> Any:
+    """Return a value as it is recorded (a number, text, histogram or image), or None if it is not recorded."""
     plain_number = number(value)
     if plain_number is not None:
         return plain_number
@@ -169,12 +171,12 @@ def _kept(value: Any) -> Any:
     if hasattr(value, "getbands") and hasattr(value, "save"):
         return value  # an image of PIL
     if type(value).__module__ in {"torch", "torch.nn.parameter"} and not value.dim():
-        return value.item()  # on an accelerator: the logger has waited for it already
+        return value.item()  # the logger has already waited for a value on an accelerator
     return None
 
 
-def capture_tensorboard(calls: LoggerCalls, parameters: Parameters) -> None:
-    """Record scalars, texts, histograms and images given to writers made from now on."""
+def observe_tensorboard(calls: LoggerCalls, parameters: Parameters) -> None:
+    """Record scalars, texts, histograms and images that are passed to TensorBoard's writers."""
     for name in _SUMMARY_WRITERS:
         after_import(name, lambda module: _watch_writer(module, calls, parameters))
 
@@ -184,22 +186,22 @@ def _watch_writer(module: ModuleType, calls: LoggerCalls, parameters: Parameters
 
     def scalar(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         tag, value, step = _arguments(args[1:], kwargs, "tag", "scalar_value", "global_step")
-        calls.keep(origin, {str(tag): value}, step)
+        calls.record(origin, {str(tag): value}, step)
 
     def scalars(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         tag, values, step = _arguments(
             args[1:], kwargs, "main_tag", "tag_scalar_dict", "global_step"
         )
-        calls.keep(origin, {f"{tag}/{key}": value for key, value in dict(values).items()}, step)
+        calls.record(origin, {f"{tag}/{key}": value for key, value in dict(values).items()}, step)
 
     def text(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         tag, value, step = _arguments(args[1:], kwargs, "tag", "text_string", "global_step")
-        calls.keep(origin, {str(tag): value}, step)
+        calls.record(origin, {str(tag): value}, step)
 
     def hparams(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         settings, metrics, _ = _arguments(args[1:], kwargs, "hparam_dict", "metric_dict", "")
-        parameters.keep(dict(settings or {}), origin.value)
-        calls.keep(origin, dict(metrics or {}))
+        parameters.record(dict(settings or {}), origin.value)
+        calls.record(origin, dict(metrics or {}))
 
     calls.watch(writer, "add_scalar", origin, scalar)
     calls.watch(writer, "add_scalars", origin, scalars)
@@ -209,7 +211,7 @@ def _watch_writer(module: ModuleType, calls: LoggerCalls, parameters: Parameters
 
 
 def _watch_media(module: ModuleType, calls: LoggerCalls) -> None:
-    """Take histograms and images from the summaries that the writer hands to its file."""
+    """Record histograms and images from the summaries that the writer passes to its file."""
     summaries: list[Any] = []
     file_writer: Any = module.FileWriter
     original = file_writer.add_summary
@@ -228,7 +230,7 @@ def _watch_media(module: ModuleType, calls: LoggerCalls) -> None:
         if step is None and len(args) > 3:
             step = args[3]
         for summary in summaries:
-            calls.keep(Origin.TENSORBOARD, _encoded(summary), step)
+            calls.record(Origin.TENSORBOARD, _encoded(summary), step)
         summaries.clear()
         calls.media.add(began)
 
@@ -252,7 +254,7 @@ def _encoded(summary: Any) -> Mapping[str, Any]:
 
 
 def _summary_histogram(histo: Any) -> tuple[Any, Any]:
-    """Return counts and edges; bins at both ends that hold nothing are left out."""
+    """Return counts and edges of a histogram, without the empty bins at both ends."""
     import numpy as np
 
     limits, counts = list(histo.bucket_limit), list(histo.bucket)
@@ -272,13 +274,13 @@ def _image(data: bytes) -> Any:
 
 
 def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any], *names: str) -> tuple[Any, Any, Any]:
-    """Return three arguments by their place or their name; None for a missing argument."""
+    """Return three arguments by position or name; None for an argument that was not passed."""
     values = [*args[:3], *(kwargs.get(name) for name in names[len(args) :])]
     return values[0], values[1], values[2]
 
 
-def capture_wandb(calls: LoggerCalls, parameters: Parameters) -> None:
-    """Record values and parameters that are given to runs of W&B from now on."""
+def observe_wandb(calls: LoggerCalls, parameters: Parameters) -> None:
+    """Record values and parameters that are passed to runs of W&B."""
     logged: set[str] = set()
 
     def log(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -286,26 +288,26 @@ def capture_wandb(calls: LoggerCalls, parameters: Parameters) -> None:
         if isinstance(data, Mapping):
             logged.update(map(str, data))
             step = args[2] if len(args) > 2 else kwargs.get("step")
-            calls.keep(Origin.WANDB, _with_histograms(data), step)
+            calls.record(Origin.WANDB, _with_histograms(data), step)
 
     def summary(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         data = args[1] if len(args) > 1 else kwargs.get("d")
         if isinstance(data, Mapping):
             named = {(f"summary/{k}" if str(k) in logged else str(k)): v for k, v in data.items()}
-            calls.keep(Origin.WANDB, _with_histograms(named))
+            calls.record(Origin.WANDB, _with_histograms(named))
 
     def config(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         data = args[1] if len(args) > 1 else kwargs.get("d")
         if isinstance(data, Mapping):
-            keep(data)
+            record_config(data)
 
     def item(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         del kwargs
-        keep({args[1]: args[2]})
+        record_config({args[1]: args[2]})
 
-    def keep(data: Mapping[Any, Any]) -> None:
-        own = {name: value for name, value in data.items() if not str(name).startswith("_")}
-        parameters.keep(own, Origin.WANDB.value)
+    def record_config(data: Mapping[Any, Any]) -> None:
+        public = {name: value for name, value in data.items() if not str(name).startswith("_")}
+        parameters.record(public, Origin.WANDB.value)
 
     def watch_config(module: ModuleType) -> None:
         calls.watch(module.Config, "update", Origin.WANDB, config)
@@ -321,7 +323,7 @@ def capture_wandb(calls: LoggerCalls, parameters: Parameters) -> None:
         def init(*args: Any, **kwargs: Any) -> Any:
             run = real(*args, **kwargs)
             try:
-                keep(run.config.as_dict())
+                record_config(run.config.as_dict())
             except Exception as exc:
                 parameters.failed(Origin.WANDB.value, exc)
             return run
@@ -340,7 +342,7 @@ def capture_wandb(calls: LoggerCalls, parameters: Parameters) -> None:
 
 
 def _with_histograms(data: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return logged values by name, with histograms of W&B as counts and edges."""
+    """Return logged values by name; histograms of W&B become counts and edges."""
     return {str(name): _wandb_histogram(value) for name, value in data.items()}
 
 
@@ -352,10 +354,10 @@ def _wandb_histogram(value: Any) -> Any:
     return np.asarray(value.histogram, dtype="f8"), np.asarray(value.bins, dtype="f8")
 
 
-def capture_mlflow(calls: LoggerCalls, parameters: Parameters) -> None:
-    """Record metrics and parameters that are given to MLflow from now on.
+def observe_mlflow(calls: LoggerCalls, parameters: Parameters) -> None:
+    """Record metrics and parameters that are passed to MLflow.
 
-    `mlflow.log_*` and autologging use a client of MLflow, whose methods are watched.
+    `mlflow.log_*` and autologging use a client of MLflow, whose methods are wrapped.
     """
     logged_keys: set[str] = set()
 
@@ -364,27 +366,28 @@ def capture_mlflow(calls: LoggerCalls, parameters: Parameters) -> None:
         value = args[3] if len(args) > 3 else kwargs.get("value")
         step = args[5] if len(args) > 5 else kwargs.get("step")
         logged_keys.add(str(key))
-        calls.keep(Origin.MLFLOW, {str(key): value}, step or None)  # 0 if none was given
+        # MLflow passes step 0 if the program gives no step
+        calls.record(Origin.MLFLOW, {str(key): value}, step or None)
 
     def param(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         key = args[2] if len(args) > 2 else kwargs.get("key")
-        parameters.keep({key: args[3] if len(args) > 3 else kwargs.get("value")}, "mlflow")
+        parameters.record({key: args[3] if len(args) > 3 else kwargs.get("value")}, "mlflow")
 
     def batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         metrics = args[2] if len(args) > 2 else kwargs.get("metrics", ())
         params = args[3] if len(args) > 3 else kwargs.get("params", ())
         if params:
-            parameters.keep(
+            parameters.record(
                 {entry.key: parameter_in_text(entry.value) for entry in params}, "mlflow"
             )
         steps: dict[Any, dict[str, Any]] = {}
         for entry in metrics or ():
             if getattr(entry, "model_id", None) and entry.key in logged_keys:
-                continue  # MLflow logs it again for a model created by the run
+                continue  # MLflow logs this value a second time, for a model that the run created
             logged_keys.add(entry.key)
             steps.setdefault(entry.step, {})[entry.key] = entry.value
         for step, values in steps.items():
-            calls.keep(Origin.MLFLOW, values, step or None)
+            calls.record(Origin.MLFLOW, values, step or None)
 
     def watch(module: ModuleType) -> None:
         calls.watch(module.MlflowClient, "log_metric", Origin.MLFLOW, metric)
@@ -393,25 +396,25 @@ def capture_mlflow(calls: LoggerCalls, parameters: Parameters) -> None:
 
     def fluent_metric(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         key, value, step = _fluent_arguments(args, kwargs, "key", "value", "step")
-        calls.keep(Origin.MLFLOW, {str(key): value}, step or None)
+        calls.record(Origin.MLFLOW, {str(key): value}, step or None)
 
     def fluent_metrics(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         values, step, _ = _fluent_arguments(args, kwargs, "metrics", "step", "")
-        calls.keep(Origin.MLFLOW, dict(values), step or None)
+        calls.record(Origin.MLFLOW, dict(values), step or None)
 
     def fluent_params(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        parameters.keep(dict(_fluent_arguments(args, kwargs, "params", "", "")[0]), "mlflow")
+        parameters.record(dict(_fluent_arguments(args, kwargs, "params", "", "")[0]), "mlflow")
 
     def fluent_param(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         key, value, _ = _fluent_arguments(args, kwargs, "key", "value", "")
-        parameters.keep({key: value}, "mlflow")
+        parameters.record({key: value}, "mlflow")
 
     def watch_module(module: ModuleType) -> None:
         for name, after in (
             ("log_metric", fluent_metric), ("log_metrics", fluent_metrics),
             ("log_param", fluent_param), ("log_params", fluent_params),
         ):  # fmt: skip
-            calls.watch_elsewhere(getattr(module, name, None), Origin.MLFLOW, after)
+            calls.watch_background_calls(getattr(module, name, None), Origin.MLFLOW, after)
 
     after_import("mlflow.tracking.client", watch)
     after_import("mlflow.tracking.fluent", watch_module)
@@ -423,8 +426,8 @@ def _fluent_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], *names: str
     return positional + [kwargs.get(name) for name in names[len(positional) :]]
 
 
-def capture_lightning(calls: LoggerCalls, parameters: Parameters) -> None:  # noqa: ARG001
-    """Record the values that `self.log` passes to loggers, also in a trainer without a logger."""
+def observe_lightning(calls: LoggerCalls, parameters: Parameters) -> None:  # noqa: ARG001
+    """Record the values that `self.log` of Lightning passes to loggers, also if the trainer has no logger."""
 
     def watch(module: ModuleType) -> None:
         def log_metrics(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -434,7 +437,7 @@ def capture_lightning(calls: LoggerCalls, parameters: Parameters) -> None:  # no
                 step = args[2] if len(args) > 2 else kwargs.get("step")
                 if step is None:
                     step = getattr(trainer, "global_step", None)
-                calls.keep(Origin.LIGHTNING, _without_added(metrics), step)
+                calls.record(Origin.LIGHTNING, _without_added(metrics), step)
 
         calls.watch(module._LoggerConnector, "log_metrics", Origin.LIGHTNING, log_metrics)
 
@@ -442,14 +445,14 @@ def capture_lightning(calls: LoggerCalls, parameters: Parameters) -> None:  # no
         after_import(name, watch)
 
 
-def capture_transformers(calls: LoggerCalls, parameters: Parameters) -> None:  # noqa: ARG001
-    """Record the values that the Trainer logs: losses, learning rate, evaluations."""
+def observe_transformers(calls: LoggerCalls, parameters: Parameters) -> None:  # noqa: ARG001
+    """Record the values that the Hugging Face Trainer logs: losses, learning rate, evaluations."""
 
     def log(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         logs = args[1] if len(args) > 1 else kwargs.get("logs")
         if isinstance(logs, Mapping):
             step = getattr(getattr(args[0], "state", None), "global_step", None)
-            calls.keep(Origin.TRANSFORMERS, _without_added(logs), step)
+            calls.record(Origin.TRANSFORMERS, _without_added(logs), step)
 
     after_import(
         "transformers.trainer",
@@ -457,14 +460,14 @@ def capture_transformers(calls: LoggerCalls, parameters: Parameters) -> None:  #
     )
 
 
-def capture_keras(calls: LoggerCalls, parameters: Parameters) -> None:  # noqa: ARG001
-    """Record the logs of each epoch of `fit`, as its `History` gets them."""
+def observe_keras(calls: LoggerCalls, parameters: Parameters) -> None:  # noqa: ARG001
+    """Record the logs that Keras passes to its `History` after each epoch of `fit`."""
 
     def epoch_ended(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         epoch = args[1] if len(args) > 1 else kwargs.get("epoch")
         logs = args[2] if len(args) > 2 else kwargs.get("logs")
         if isinstance(logs, Mapping):
-            calls.keep(Origin.KERAS, _without_added(logs), epoch)
+            calls.record(Origin.KERAS, _without_added(logs), epoch)
 
     after_import(
         "keras.src.callbacks.history",
@@ -476,21 +479,21 @@ def _without_added(logs: Mapping[Any, Any]) -> dict[str, Any]:
     return {str(name): value for name, value in logs.items() if name not in _ADDED}
 
 
-def capture_logging(calls: LoggerCalls, parameters: Parameters) -> None:
-    """Record the named numbers of messages from now on."""
+def observe_logging(calls: LoggerCalls, parameters: Parameters) -> None:
+    """Record the named numbers in messages of Python's `logging`."""
 
     def handled(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         record = args[1] if len(args) > 1 else kwargs["record"]
         if parameters.is_project_file(record.pathname):
             from rearview.source.numbers_in_output import numbers_in  # few programs use logging
 
-            calls.keep(Origin.LOGGING, numbers_in(_message(record)))
+            calls.record(Origin.LOGGING, numbers_in(_message(record)))
 
     calls.watch(logging.Logger, "handle", Origin.LOGGING, handled)
 
 
 def _message(record: logging.LogRecord) -> str:
-    """Return the text of a message; empty if formatting it would run code of the program."""
+    """Return the text of a log message; empty if formatting it would run code of the program."""
     values = record.args if isinstance(record.args, tuple) else (record.args,)
     if type(record.msg) is not str:
         return ""

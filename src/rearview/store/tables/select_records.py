@@ -1,4 +1,4 @@
-"""The records of selected runs: their names and depths, and the files to read them from."""
+"""Select the records of some runs for a table: their names, loop paths and files, and the SQL that reads them."""
 
 from __future__ import annotations
 
@@ -13,39 +13,50 @@ from rearview.model.run import CAPTURED, UNASKED, captured_origin
 from rearview.store.project import Project
 from rearview.store.tables.connection import Duck, files, key, quoted
 from rearview.store.tables.pivot import (
-    PLAIN,
+    RANKED,
     TYPES,
-    WINNERS,
+    UNRANKED,
     Catalogue,
+    cast_sql,
+    common_kind,
     depth,
     encode,
     inside,
-    label,
-    recast,
-    unify,
-    wide,
+    loop_value_sql,
+    wide_sql,
 )
-from rearview.store.tables.record_files import Depth, RecordPart, RunRecords, long, plain, points
-from rearview.store.values import convert
+from rearview.store.tables.record_files import (
+    PivotedPath,
+    RecordPart,
+    RunRecords,
+    long_sql,
+    needs_no_ranking,
+    pivot_cache,
+)
+from rearview.store.values_as_json import convert
 
-Virtual = Sequence[tuple[str, Sequence[str]]]
-"""Names that the newest source logs, each with its loops, outermost first."""
+FillableNames = Sequence[tuple[str, Sequence[str]]]
+"""Names that the newest source logs and runs may lack, each with its loops, outermost first."""
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
-    """Files with records of runs, by the work that reading them takes."""
+class FilesByWork:
+    """Files with the records of some runs, by the work that is needed to read them."""
 
     simple: list[RecordPart]
-    """Each point has one value per name: no ranking."""
+    """Files that need no ranking: each point has one value per name."""
     ranked: list[RecordPart]
-    """Several attempts, replays or log calls have values of one name and point: ranking needed."""
-    pivoted: list[dict[str, tuple[Path, Depth]]]
+    """Files that need ranking: several attempts, replays or log calls have values of one name and point."""
+    pivoted: list[dict[str, tuple[Path, PivotedPath]]]
     """Files of the pivot cache."""
 
 
-class Sources:
-    """The records of some runs, by depth."""
+class SelectedRecords:
+    """The records of some runs, selected for a table.
+
+    `fillable` are names that have a column even if no run has values, because a backfill could fill it. With `withheld`, values
+    of replays that were not exact are included.
+    """
 
     def __init__(
         self,
@@ -53,27 +64,30 @@ class Sources:
         duck: Duck,
         run_records: RunRecords,
         runs: Sequence[Run],
-        virtual: Virtual,
+        fillable: FillableNames,
         *,
         withheld: bool = False,
     ) -> None:
         self.runs = [run.id for run in runs]
         self.unproved: set[str] = set()
-        """Names that may have unproved values."""
+        """Names of which some values may be unproved."""
         self.captured: dict[str, Origin] = {}
-        """Names that none of the runs logged with Rearview -> the source of their values."""
+        """Names that no run logged with Rearview -> the other logger from which their values were captured."""
         self._withheld = withheld
-        self._parts = {run.id: self._visible_parts(run_records, run.id) for run in runs}
+        self._parts = {run.id: self._parts_to_show(run_records, run.id) for run in runs}
         self.catalogue = Catalogue()
         self._project, self._duck, self._run_records = project, duck, run_records
-        places = {
+        fillable_paths = {
             (name, "/".join(loops))
-            for name, loops in virtual
-            if not runs or not all(name in run.args for run in runs)  # such as mlflow.log_param
+            for name, loops in fillable
+            if not runs
+            or not all(name in run.args for run in runs)  # arguments, as of mlflow.log_param
         }
-        self._virtual = {place: self._lacking(*place) for place in places}
-        self._files: Files | None = None
-        self._upto: int | None = None
+        self._fillable = {
+            name_and_path: self._lacking(*name_and_path) for name_and_path in fillable_paths
+        }
+        self._files: FilesByWork | None = None
+        self._last_iteration: int | None = None
         kinds: dict[str, set[str]] = {}
         for run in runs:
             for part in self._parts[run.id]:
@@ -81,17 +95,17 @@ class Sources:
                     if not names.name.startswith("$"):
                         self.catalogue.add(names.path, names.name, names.kinds)
                 for path, labels in part.summary.labels.items():
-                    self.catalogue.see(path, labels)
+                    self.catalogue.add_path(path, labels)
             for name, value in run.args.items():
                 kinds.setdefault(name, set()).add(encode(convert(value))[0])
-        for (name, path), lacking in sorted(self._virtual.items()):
-            if lacking or name not in self.catalogue.names:
+        for (name, path), lacking_runs in sorted(self._fillable.items()):
+            if lacking_runs or name not in self.catalogue.names:
                 self.catalogue.add(path, name, ())
-        self.args = {name: unify(names) for name, names in kinds.items()}
+        self.args = {name: common_kind(names) for name, names in kinds.items()}
         self.captured = self._captured_only()
 
     def _captured_only(self) -> dict[str, Origin]:
-        """Return the names whose values are all captured, each with the strongest origin."""
+        """Return the names whose values are all captured, each with the most reliable of their origins."""
         origins_by_name: dict[str, set[Origin | None]] = {}
         for parts in self._parts.values():
             for part in parts:
@@ -99,7 +113,7 @@ class Sources:
                     origins_by_name.setdefault(logged.name, set()).add(
                         captured_origin(part.summary.replay)
                     )
-        for name, _ in self._virtual:
+        for name, _ in self._fillable:
             origins_by_name.setdefault(name, set()).add(None)
         return {
             name: min((origin for origin in origins if origin), key=CAPTURED.index)
@@ -108,21 +122,22 @@ class Sources:
         }
 
     def names_by_default(self) -> list[str]:
-        """Return the columns of a table for which no names are given.
+        """Return the names that are the columns of a table if the user gives none.
 
-        These are all names that were logged, with Rearview or another logger. If one of the runs logged
-        nothing at all, variables and printed numbers are added: those outside loops and in outermost loops
-        or, if there are none, those in the fewest loops.
+        These are all names that were logged, with Rearview or another logger. If one of the runs logged nothing,
+        assigned variables and printed numbers are added: those outside of loops and in outermost loops or, if
+        there are none of these, those in the fewest loops.
         """
-        weak = {name for name, origin in self.captured.items() if origin in UNASKED}
-        logged = [name for name in self.catalogue.names if name not in weak]
+        unlogged = {name for name, origin in self.captured.items() if origin in UNASKED}
+        logged = [name for name in self.catalogue.names if name not in unlogged]
         if all(map(self._logs_itself, self.runs)):
             return logged
-        level = {name: min(map(depth, self.catalogue.names[name])) for name in weak}
-        least = max(1, min(level.values(), default=1))
-        return [name for name in self.catalogue.names if level.get(name, 0) <= least]
+        depths = {name: min(map(depth, self.catalogue.names[name])) for name in unlogged}
+        deepest = max(1, min(depths.values(), default=1))
+        return [name for name in self.catalogue.names if depths.get(name, 0) <= deepest]
 
     def _logs_itself(self, run: str) -> bool:
+        """Return True if a run logged something, with Rearview or another logger."""
         return any(
             captured_origin(part.summary.replay) not in UNASKED
             and (part.summary.replay is None or part.summary.replay.startswith("$"))
@@ -130,10 +145,10 @@ class Sources:
             for part in self._parts[run]
         )
 
-    def _visible_parts(self, run_records: RunRecords, run: str) -> list[RecordPart]:
-        """Return the records of a run that a table may show; note which are unproved.
+    def _parts_to_show(self, run_records: RunRecords, run: str) -> list[RecordPart]:
+        """Return the records of a run that a table may show, and add names of unproved values to `unproved`.
 
-        Only here are values of replays that were not exact withheld.
+        No other code leaves out values of replays that were not exact.
         """
         origins = {replay.id: replay.proof.origin for replay in run_records.replays.get(run, [])}
         out = []
@@ -146,15 +161,15 @@ class Sources:
             out.append(part)
             if origin not in TRUSTED:
                 self.unproved.update(logged.name for logged in part.summary.names)
-        return _strongest(out)
+        return _hide_less_reliable(out)
 
     def _lacking(self, name: str, path: str) -> set[str]:
-        """Return the runs that may lack values of a name in the loops where the source logs it.
+        """Return the runs that may lack values of a name at the loop path at which the source logs the name.
 
-        A statement in a function is in fewer loops in the text than when it runs. If a run has values of
-        the name in other loops and none in these, none are missing in these.
+        The source shows too few loops for a log call in a function that is called in loops. So if a run has values
+        of the name only at other loop paths, it lacks no values at this path.
         """
-        out = set()
+        lacking_runs = set()
         for run in self.runs:
             parts = [
                 part
@@ -168,18 +183,18 @@ class Sources:
                 if logged.name == name
             }
             if not paths or path in paths:
-                out.add(run)
-        return out
+                lacking_runs.add(run)
+        return lacking_runs
 
-    def first(self, rows: int, names: Iterable[str]) -> Sources:
-        """Return the sources of the first runs that certainly have that many rows together."""
+    def first_runs(self, rows: int, names: Iterable[str]) -> SelectedRecords:
+        """Return the records of the first few runs, as many as certainly have `rows` rows in a table of `names`."""
         name_set, count = set(names), 0
         for n, run in enumerate(self.runs[:-1], 1):
             parts = self._parts[run]
-            sure = [0]
+            certain_rows = [0]
             if not any(part.summary.attempt for part in parts):
-                # each value of one name at the deepest path has a row
-                sure += [
+                # each value of a name at one of the deepest paths has a row
+                certain_rows += [
                     sum(logged.kinds.values())
                     for part in parts
                     for logged in part.summary.names
@@ -187,7 +202,7 @@ class Sources:
                     and logged.name in name_set
                     and self._deepest(logged.path, name_set)
                 ]
-            count += max(sure)
+            count += max(certain_rows)
             if count >= rows:
                 out = copy(self)
                 out.runs, out._files = self.runs[:n], None  # noqa: SLF001
@@ -203,58 +218,67 @@ class Sources:
 
     @property
     def plain(self) -> bool:
-        """Whether these runs logged all values themselves, and each name once per point."""
-        return all(plain(self._run_records.parts.get(run, [])) for run in self.runs)
+        """Whether these runs logged all values themselves, and each name at most once per point."""
+        return all(needs_no_ranking(self._run_records.parts.get(run, [])) for run in self.runs)
 
-    def until(self, path: str, rows: int, names: dict[str, str]) -> Sources:
-        """Return the sources up to the outermost iteration at which `path` has that many rows.
+    def first_iterations(self, path: str, rows: int, names: dict[str, str]) -> SelectedRecords:
+        """Return the records up to the iteration of the outermost loop by which `path` has `rows` rows.
 
-        Only if that is cheap to find out: for one run that is already pivoted.
+        This is only done for a single run that has a pivot cache, because finding this iteration is cheap there.
+        Else all records are returned.
         """
-        opened = self._opened()
-        if len(self.runs) != 1 or not opened.pivoted or self._upto is not None or not path:
+        opened = self._files_by_work()
+        if (
+            len(self.runs) != 1
+            or not opened.pivoted
+            or self._last_iteration is not None
+            or not path
+        ):
             return self
         for stored in self._stored(path, names, origins=()):
             sql = f"SELECT i1 FROM ({stored}) ORDER BY i1 LIMIT 1 OFFSET {max(0, rows - 1)}"
             row = self._duck.execute(sql).fetchone()
             if row is not None:
                 out = copy(self)
-                out._upto = int(row[0])  # noqa: SLF001
+                out._last_iteration = int(row[0])  # noqa: SLF001
                 return out
         return self
 
-    def _opened(self) -> Files:
+    def _files_by_work(self) -> FilesByWork:
+        """Return the files to read; pivot caches are created when this is first called."""
         if self._files is None:
-            self._files = Files([], [], [])
+            self._files = FilesByWork([], [], [])
             for run in self.runs:
-                parts, which = self._parts[run], (run, self._withheld)
-                if which not in self._run_records.pivoted:
+                parts, cache_key = self._parts[run], (run, self._withheld)
+                if cache_key not in self._run_records.pivoted:
                     replays = self._run_records.replays.get(run, [])
-                    self._run_records.pivoted[which] = points(
+                    self._run_records.pivoted[cache_key] = pivot_cache(
                         self._project, self._duck, run, parts, replays
                     )
-                pivoted = self._run_records.pivoted[which]
+                pivoted = self._run_records.pivoted[cache_key]
                 if pivoted is not None:
                     self._files.pivoted.append(pivoted)
                 else:
-                    (self._files.simple if plain(parts) else self._files.ranked).extend(parts)
+                    (self._files.simple if needs_no_ranking(parts) else self._files.ranked).extend(
+                        parts
+                    )
         return self._files
 
-    def wide(self, path: str, names: dict[str, str], *, origins: Collection[str]) -> str:
-        """Return one row per point and occurrence at `path`, with the named values as columns.
+    def wide_sql(self, path: str, names: dict[str, str], *, origins: Collection[str]) -> str:
+        """Return SQL with one row per point and occurrence at `path`, and the values of `names` as columns.
 
-        With a virtual name among them, every known point at or below `path` has a row, in the runs
-        that may lack values of it there.
+        If a run may lack values of one of the `names`, every known point of the run at or below `path` has a row.
+        Names in `origins` have a column with the origins of their values as well.
         """
-        out = []
-        held = self._opened()
-        for parts, form in ((held.simple, PLAIN), (held.ranked, WINNERS)):
+        scans = []
+        by_work = self._files_by_work()
+        for parts, form in ((by_work.simple, UNRANKED), (by_work.ranked, RANKED)):
             if parts:
-                source = form.format(source=long(parts))
-                out.append(wide(source, path, names, origins))
-        out += self._stored(path, names, origins=origins)
-        values = " UNION ALL BY NAME ".join(out) or self._nothing(path, names, origins=origins)
-        lacking = set().union(*(self._virtual.get((name, path), ()) for name in names))
+                source = form.format(source=long_sql(parts))
+                scans.append(wide_sql(source, path, names, origins))
+        scans += self._stored(path, names, origins=origins)
+        values = " UNION ALL BY NAME ".join(scans) or self._nothing(path, names, origins=origins)
+        lacking = set().union(*(self._fillable.get((name, path), ()) for name in names))
         lacking = lacking & set(self.runs) if path or names else set(self.runs)
         if not lacking:
             return values
@@ -266,57 +290,69 @@ class Sources:
             ["u.run", *(f"u.{key}" for key in (*keys, *labels)), "coalesce(w.occ, 0) AS occ", "w.s"]
             + [f"w.{column}" for column in columns]
         )
-        on = " AND ".join(f"u.{key} = w.{key}" for key in ("run", *keys))
-        rows = f"u.run IN ({', '.join(map(quoted, sorted(lacking)))}) OR w.run IS NOT NULL"
-        return f"SELECT {shown} FROM ({self._known(path)}) u LEFT JOIN ({values}) w ON {on} WHERE {rows}"
+        join_condition = " AND ".join(f"u.{key} = w.{key}" for key in ("run", *keys))
+        row_condition = f"u.run IN ({', '.join(map(quoted, sorted(lacking)))}) OR w.run IS NOT NULL"
+        return f"SELECT {shown} FROM ({self._known(path)}) u LEFT JOIN ({values}) w ON {join_condition} WHERE {row_condition}"
 
     def _stored(self, path: str, names: dict[str, str], *, origins: Collection[str]) -> list[str]:
-        """Return scans of runs that are already pivoted, with equal columns in one scan."""
+        """Return SQL that reads the runs with a pivot cache; runs with equal columns are read by one statement."""
         groups: dict[str, list[Path]] = {}
         keys = "".join(f", i{k}, x{k}" for k in range(1, depth(path) + 1))
-        for run in self._opened().pivoted:
+        for run in self._files_by_work().pivoted:
             if path not in run or not run[path][1].kinds.keys() & names.keys():
                 continue
-            file, held = run[path]
+            file, pivoted_path = run[path]
             cells, present = "", []
             for name, kind in names.items():
                 column, origin = key("n", name), key("o", name)
-                there, source = f"{column} IS NOT NULL", "'recorded'"
-                if name in held.origins:
-                    there, source = f"{origin} IS NOT NULL", origin
-                value = recast(column, held.kinds[name], kind) if name in held.kinds else "NULL"
+                is_present, source = f"{column} IS NOT NULL", "'recorded'"
+                if name in pivoted_path.origins:
+                    is_present, source = f"{origin} IS NOT NULL", origin
+                value = (
+                    cast_sql(column, pivoted_path.kinds[name], kind)
+                    if name in pivoted_path.kinds
+                    else "NULL"
+                )
                 cells += f", CAST({value} AS {TYPES[kind]}) AS {column}"
-                if name in held.kinds:
-                    present.append(there)
+                if name in pivoted_path.kinds:
+                    present.append(is_present)
                 if name in origins:
-                    known = f"CASE WHEN {there} THEN {source} END" if name in held.kinds else "NULL"
-                    cells += f", CAST({known} AS VARCHAR) AS {origin}"
-            own = ", ".join(key("s", name) for name in names if name in held.kinds)
-            first = f"least({own})"
-            near = f" AND i1 <= {self._upto}" if path and self._upto is not None else ""
-            text = f"SELECT run{keys}, occ, {first} AS s{cells} FROM {{}} WHERE ({' OR '.join(present)}){near}"
-            groups.setdefault(text, []).append(file)
+                    origin_if_present = (
+                        f"CASE WHEN {is_present} THEN {source} END"
+                        if name in pivoted_path.kinds
+                        else "NULL"
+                    )
+                    cells += f", CAST({origin_if_present} AS VARCHAR) AS {origin}"
+            numbers = ", ".join(key("s", name) for name in names if name in pivoted_path.kinds)
+            first = f"least({numbers})"
+            iteration_bound = (
+                f" AND i1 <= {self._last_iteration}"
+                if path and self._last_iteration is not None
+                else ""
+            )
+            sql = f"SELECT run{keys}, occ, {first} AS s{cells} FROM {{}} WHERE ({' OR '.join(present)}){iteration_bound}"
+            groups.setdefault(sql, []).append(file)
         return [
-            text.replace("{}", f"read_parquet({files(paths)})", 1) for text, paths in groups.items()
+            sql.replace("{}", f"read_parquet({files(paths)})", 1) for sql, paths in groups.items()
         ]
 
     def _known(self, path: str) -> str:
-        """Return every known point at `path`: one that has records, or contains points that have."""
+        """Return SQL for all known points at `path`: those that have records, or contain points that have records."""
         if not path:
             run_list = ", ".join(map(quoted, self.runs)) or "NULL"
             return f"SELECT run FROM own.runs WHERE run IN ({run_list})"
         n = range(1, depth(path) + 1)
         texts = []
-        parts = [*self._opened().simple, *self._opened().ranked]
+        parts = [*self._files_by_work().simple, *self._files_by_work().ranked]
         if parts:
             keys = "".join(f", indices[{k}] AS i{k}" for k in n)
-            labels = "".join(f", {label(k, 'labels')} AS x{k}" for k in n)
+            labels = "".join(f", {loop_value_sql(k, 'labels')} AS x{k}" for k in n)
             texts.append(
-                f"SELECT DISTINCT run{keys}{labels} FROM ({long(parts)}) WHERE path = {quoted(path)} "
+                f"SELECT DISTINCT run{keys}{labels} FROM ({long_sql(parts)}) WHERE path = {quoted(path)} "
                 f"OR starts_with(path, {quoted(path + '/')})"
             )
         keys = "".join(f", i{k}" for k in n) + "".join(f", x{k}" for k in n)
-        for run in self._opened().pivoted:
+        for run in self._files_by_work().pivoted:
             texts += [
                 f"SELECT DISTINCT run{keys} FROM read_parquet({quoted(file)})"
                 for other_path, (file, _) in run.items()
@@ -331,6 +367,7 @@ class Sources:
 
     @staticmethod
     def _nothing(path: str, names: dict[str, str], *, origins: Collection[str]) -> str:
+        """Return SQL for no rows, with the columns that `wide_sql` would return."""
         n = range(1, depth(path) + 1)
         text = "SELECT NULL::VARCHAR AS run, 0 AS occ, NULL::BIGINT AS s" + "".join(
             f", NULL::BIGINT AS i{k}, NULL::VARCHAR AS x{k}" for k in n
@@ -341,11 +378,12 @@ class Sources:
         return text + " WHERE false"
 
 
-def _strongest(parts: list[RecordPart]) -> list[RecordPart]:
-    """Return the parts of one run with weaker captured records of a name hidden.
+def _hide_less_reliable(parts: list[RecordPart]) -> list[RecordPart]:
+    """Return the records of one run, with less reliable captured records of each name hidden.
 
-    Values that the run or a replay logged hide captured values of the same name in other loops; at the same
-    point they are preferred when rows are built. Of several captured sources, one gives all values.
+    Values that the run or a replay logged hide captured values of this name at other loop paths; at an equal path,
+    the logged values are preferred when rows are built. If a name was captured from several loggers, only the values from the
+    most reliable logger are shown.
     """
     sources = {id(part): captured_origin(part.summary.replay) for part in parts}
     if not any(sources.values()):

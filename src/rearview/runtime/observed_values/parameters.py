@@ -15,22 +15,22 @@ from collections.abc import Callable, Mapping
 from types import FrameType, ModuleType
 from typing import Any
 
-from rearview.runtime.capture.assigned_scalars import is_copy
+from rearview.runtime.observed_values.assigned_scalars import is_copy
 from rearview.runtime.recorder import Recorder
 from rearview.runtime.sandbox.entropy import after_import
 
 MOST_AT_ONCE = 200
-"""Parameters that one source may give at once."""
+"""Most parameters that one source may give at once."""
 MOST_PER_RUN = 500
-"""Parameters of a run."""
+"""Most parameters of a run."""
 LONGEST = 1000
-"""Characters of a value that are kept."""
+"""Most characters of a value; the rest is cut off."""
 DEEPEST = 6
-"""Levels of nested mappings that are followed."""
+"""Most levels of nested mappings whose values become parameters."""
 _WITH_PARSERS = frozenset({"absl", "fire", "hydra"})
 """Libraries that use argparse for their own options."""
 LARGEST_CONFIG = 64
-"""A file with more values than this is data, not a configuration."""
+"""Most values of a configuration file; a file with more values is taken for data."""
 _KEY = re.compile(r"[A-Za-z_][\w.\-/ ]{0,99}")
 _READERS = {
     "yaml": ("load", "safe_load", "full_load", "unsafe_load"),
@@ -39,9 +39,9 @@ _READERS = {
     "toml": ("load", "loads"),
     "json": ("load",),
 }
-"""Functions of parsers that return the content of a file."""
+"""Functions that read a file, by module."""
 _REFERENCE = re.compile(r"\$\{([^:${}]+)\}")
-"""A reference of OmegaConf to another value; one with a colon would call a resolver."""
+"""A reference of OmegaConf to another value; a reference with a colon, which calls a resolver, does not match."""
 UNKNOWN = object()
 """Marks a value that is not a parameter."""
 
@@ -51,9 +51,9 @@ class Parameters:
 
     def __init__(self, session: Recorder) -> None:
         self._session = session
-        self._kept: dict[str, Any] = {}
+        self._recorded: dict[str, Any] = {}
 
-    def keep(
+    def record(
         self,
         values: Mapping[Any, Any],
         source: str,
@@ -61,9 +61,9 @@ class Parameters:
         texts: bool = False,
         new_only: bool = False,
     ) -> None:
-        """Record parameters; a later value of the same name wins, unless `new_only`.
+        """Record parameters; a later value replaces an earlier value of its name, unless `new_only` is True.
 
-        With `texts`, values of other types are recorded as text.
+        With `texts`, values that are not plain data are recorded as text.
         """
         session = self._session
         if session.finished or session.pending or session.pid != os.getpid():
@@ -71,11 +71,11 @@ class Parameters:
         new_values = {
             name: value
             for name, value in flat(values, texts=texts).items()
-            if (name not in self._kept or not (new_only or _same(self._kept[name], value)))
-            and (name in self._kept or len(self._kept) < MOST_PER_RUN)
+            if (name not in self._recorded or not (new_only or _same(self._recorded[name], value)))
+            and (name in self._recorded or len(self._recorded) < MOST_PER_RUN)
         }
         if new_values:
-            self._kept |= new_values
+            self._recorded |= new_values
             session.record_arguments(new_values, source)
 
     def is_early(self) -> bool:
@@ -83,7 +83,7 @@ class Parameters:
         return not self._session.timeline.nests
 
     def is_project_file(self, file: str) -> bool:
-        """Return True if a file is the project's."""
+        """Return True if a file belongs to the project."""
         return self._session.belongs(file)
 
     def is_project_frame(self, frame: FrameType) -> bool:
@@ -95,7 +95,7 @@ class Parameters:
         return self._session.is_project_module(kind.__module__)
 
     def failed(self, source: str, exc: Exception) -> None:
-        """Note that parameters of a source could not be read."""
+        """Record that the parameters of a source could not be read."""
         if self._session.captured is not None:
             self._session.captured.problems[source] = f"{type(exc).__name__}: {exc}"
 
@@ -135,14 +135,14 @@ def _add(
             continue
         if type(value) is dict and value and levels:
             _add(out, f"{name}.", value, levels - 1, texts=texts)
-        elif (kept := plain(value)) is not UNKNOWN:
-            out[name] = kept
+        elif (plain_value := plain(value)) is not UNKNOWN:
+            out[name] = plain_value
         elif texts:
             out[name] = str(value)[:LONGEST]
 
 
 def plain(value: Any) -> Any:
-    """Return a value as plain JSON data; `UNKNOWN` for any other kind of value."""
+    """Return a value as plain JSON data, or `UNKNOWN` if it is not plain data."""
     if value is None or type(value) in (bool, int, float):
         return value
     if type(value) is str:
@@ -159,7 +159,7 @@ def plain(value: Any) -> Any:
     return UNKNOWN
 
 
-def capture_command_lines(parameters: Parameters) -> None:
+def observe_command_lines(parameters: Parameters) -> None:
     """Record the parameters that command-line parsers return from now on."""
     after_import("argparse", lambda module: _watch_argparse(module, parameters))
     after_import("click.core", lambda module: _watch_click(module, parameters))
@@ -176,7 +176,7 @@ def _watch_argparse(module: ModuleType, parameters: Parameters) -> None:
         try:
             in_magic = type(self).__module__.startswith("IPython.")
             if not in_magic and _package_that_parses(sys._getframe(1)) not in _WITH_PARSERS:
-                parameters.keep(vars(parsed[0]), "argparse", texts=True)
+                parameters.record(vars(parsed[0]), "argparse", texts=True)
         except Exception as exc:
             parameters.failed("argparse", exc)
         return parsed
@@ -185,7 +185,7 @@ def _watch_argparse(module: ModuleType, parameters: Parameters) -> None:
 
 
 def _package_that_parses(frame: FrameType | None) -> str:
-    """Return the package that asked argparse to parse."""
+    """Return the package that called argparse."""
     while frame is not None:
         name = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if name not in {"argparse", "rearview"}:
@@ -195,14 +195,14 @@ def _package_that_parses(frame: FrameType | None) -> str:
 
 
 def _watch_click(module: ModuleType, parameters: Parameters) -> None:
-    """Keep the parameters of commands that the project defines, before their function runs."""
+    """Record the parameters of commands that the project defines, before their function runs."""
     real = module.Command.invoke
 
     @functools.wraps(real)
     def invoke(self: Any, ctx: Any) -> Any:
         try:
             if parameters.is_project_function(self.callback):
-                parameters.keep(ctx.params, "click")
+                parameters.record(ctx.params, "click")
         except Exception as exc:
             parameters.failed("click", exc)
         return real(self, ctx)
@@ -211,7 +211,7 @@ def _watch_click(module: ModuleType, parameters: Parameters) -> None:
 
 
 def _watch_fire(module: ModuleType, parameters: Parameters) -> None:
-    """Keep the arguments with which fire calls functions of the project, defaults included."""
+    """Record the arguments with which fire calls functions of the project, including defaults."""
     real = getattr(module, "_MakeParseFn", None)
     if real is None:
         return
@@ -228,7 +228,7 @@ def _watch_fire(module: ModuleType, parameters: Parameters) -> None:
                     positional, named = parsed[0]
                     bound = inspect.signature(fn).bind_partial(*positional, **named)
                     bound.apply_defaults()
-                    parameters.keep(bound.arguments, "fire")
+                    parameters.record(bound.arguments, "fire")
             except Exception as exc:
                 parameters.failed("fire", exc)
             return parsed
@@ -239,14 +239,14 @@ def _watch_fire(module: ModuleType, parameters: Parameters) -> None:
 
 
 def _watch_absl(module: ModuleType, parameters: Parameters) -> None:
-    """Keep the flags that modules of the project define, once they are parsed."""
+    """Record the flags that modules of the project define, once the flags are parsed."""
     real = module.FlagValues.__call__
 
     @functools.wraps(real)
     def parse(self: Any, *args: Any, **kwargs: Any) -> Any:
         remaining = real(self, *args, **kwargs)
         try:
-            parameters.keep(
+            parameters.record(
                 {
                     flag.name: flag.value
                     for name, flags in self.flags_by_module_dict().items()
@@ -263,13 +263,13 @@ def _watch_absl(module: ModuleType, parameters: Parameters) -> None:
 
 
 def _is_defined_by_project(name: str, parameters: Parameters) -> bool:
-    """Return True if the module that defines flags is the project's; a script goes by its path."""
+    """Return True if the module that defines flags belongs to the project; absl names the script by its path."""
     module = sys.modules.get("__main__" if name == sys.argv[0] else name)
     file = getattr(module, "__file__", None)
     return isinstance(file, str) and parameters.is_project_file(file)
 
 
-def capture_config_files(parameters: Parameters) -> None:
+def observe_config_files(parameters: Parameters) -> None:
     """Record small configurations that code of the project reads before its first loop."""
     for name, functions in _READERS.items():
         after_import(
@@ -287,11 +287,15 @@ def _watch_readers(owner: Any, functions: tuple[str, ...], parameters: Parameter
     for name in functions:
         real = vars(owner).get(name)
         if real is not None:
-            wrapped = _reading(real, source.removesuffix("li"), parameters)
+            wrapped = _wrapped_reader(real, source.removesuffix("li"), parameters)
             setattr(owner, name, wrapped)
 
 
-def _reading(real: Callable[..., Any], source: str, parameters: Parameters) -> Callable[..., Any]:
+def _wrapped_reader(
+    real: Callable[..., Any], source: str, parameters: Parameters
+) -> Callable[..., Any]:
+    """Return `real`, which reads a file, changed to record a small configuration that it returns."""
+
     @functools.wraps(real)
     def read(*args: Any, **kwargs: Any) -> Any:
         content = real(*args, **kwargs)
@@ -300,7 +304,7 @@ def _reading(real: Callable[..., Any], source: str, parameters: Parameters) -> C
                 if parameters.is_early() and parameters.is_project_frame(sys._getframe(1)):
                     values = flat(content)
                     if 0 < len(values) <= LARGEST_CONFIG and all(map(_KEY.fullmatch, values)):
-                        parameters.keep(values, source)
+                        parameters.record(values, source)
             except Exception as exc:
                 parameters.failed(source, exc)
         return content
@@ -309,7 +313,7 @@ def _reading(real: Callable[..., Any], source: str, parameters: Parameters) -> C
 
 
 def _watch_omegaconf(module: ModuleType, parameters: Parameters) -> None:
-    """Keep configurations that the project loads, merges or reads from its command line."""
+    """Record configurations that the project loads, merges or reads from its command line."""
     config: Any = module.OmegaConf
     for name in ("load", "merge", "from_cli", "structured", "create"):
         descriptor = vars(config).get(name)
@@ -322,7 +326,7 @@ def _watch_omegaconf(module: ModuleType, parameters: Parameters) -> None:
             try:
                 by_project = parameters.is_early() and parameters.is_project_frame(sys._getframe(1))
                 if by_project and "hydra" not in sys.modules:
-                    keep_omegaconf(loaded, parameters, "omegaconf")
+                    record_omegaconf(loaded, parameters, "omegaconf")
             except Exception as exc:
                 parameters.failed("omegaconf", exc)
             return loaded
@@ -331,7 +335,7 @@ def _watch_omegaconf(module: ModuleType, parameters: Parameters) -> None:
 
 
 def _watch_hydra(module: ModuleType, parameters: Parameters) -> None:
-    """Keep the configuration with which Hydra calls the program's function, before it runs."""
+    """Record the configuration with which Hydra calls the program's function, before the function runs."""
     real = module.run_job
 
     @functools.wraps(real)
@@ -339,7 +343,7 @@ def _watch_hydra(module: ModuleType, parameters: Parameters) -> None:
         @functools.wraps(task_function)
         def task(cfg: Any) -> Any:
             try:
-                keep_omegaconf(cfg, parameters, "hydra")
+                record_omegaconf(cfg, parameters, "hydra")
             except Exception as exc:
                 parameters.failed("hydra", exc)
             return task_function(cfg)
@@ -349,28 +353,30 @@ def _watch_hydra(module: ModuleType, parameters: Parameters) -> None:
     vars(module)["run_job"] = run_job
     for user in ("hydra._internal.core_plugins.basic_launcher", "hydra._internal.hydra"):
 
-        def replace_run_job(other: ModuleType) -> None:
-            if vars(other).get("run_job") is real:
-                vars(other)["run_job"] = run_job
+        def replace_run_job(importer: ModuleType) -> None:
+            if vars(importer).get("run_job") is real:
+                vars(importer)["run_job"] = run_job
 
         after_import(user, replace_run_job)
 
 
-def keep_omegaconf(config: Any, parameters: Parameters, source: str) -> None:
-    """Keep a configuration of OmegaConf, its references to other values resolved.
+def record_omegaconf(config: Any, parameters: Parameters, source: str) -> None:
+    """Record a configuration of OmegaConf, with references to other values replaced by these values.
 
-    Resolvers may be functions of the program, so they are not called: their references stay as text.
+    References that call a resolver stay text, because a resolver may be a function of the program.
     """
     from omegaconf import OmegaConf
 
     raw = OmegaConf.to_container(config, resolve=False)
     if isinstance(raw, dict):
         values = flat(raw)
-        parameters.keep({name: _resolved(value, values) for name, value in values.items()}, source)
+        parameters.record(
+            {name: _resolved(value, values) for name, value in values.items()}, source
+        )
 
 
 def _resolved(value: Any, values: Mapping[str, Any], depth: int = 8) -> Any:
-    """Return a value with references to other ones replaced.
+    """Return a value with its references to other values replaced by these values.
 
     >>> _resolved("${a.b}", {"a.b": 3}), _resolved("run-${x}", {"x": "${y}", "y": 1})
     (3, 'run-1')
@@ -387,14 +393,14 @@ def _resolved(value: Any, values: Mapping[str, Any], depth: int = 8) -> Any:
     )
 
 
-def keep_dataclasses(frame: FrameType | None, parameters: Parameters) -> None:
+def record_dataclasses(frame: FrameType | None, parameters: Parameters) -> None:
     """Record the fields of configuration objects that exist when a loop begins.
 
-    These are instances of the project's dataclasses and pydantic models with mostly plain fields, in
-    local variables of its functions or in globals of its modules. Only stored values are read, so no
+    Configuration objects are instances of the project's dataclasses and pydantic models with mostly plain fields,
+    in local variables of its functions or in global variables of its modules. Only stored values are read, so no
     code of the program runs.
     """
-    seen: set[int] = set()
+    visited_ids: set[int] = set()
     while frame is not None:
         if parameters.is_project_frame(frame):
             spaces = [frame.f_globals]
@@ -405,16 +411,16 @@ def keep_dataclasses(frame: FrameType | None, parameters: Parameters) -> None:
                     local.clear()
             for space in spaces:
                 for value in list(space.values()):
-                    if id(value) not in seen:
-                        seen.add(id(value))
+                    if id(value) not in visited_ids:
+                        visited_ids.add(id(value))
                         fields = config_fields(value, parameters)
                         if fields:
-                            parameters.keep(fields, "dataclass", new_only=True)
+                            parameters.record(fields, "dataclass", new_only=True)
         frame = frame.f_back
 
 
 def config_fields(value: Any, parameters: Parameters, depth: int = 3) -> dict[str, Any]:
-    """Return the fields of a configuration object; empty for any other object."""
+    """Return the fields of a configuration object; an empty dictionary for any other object."""
     kind = type(value)
     names = getattr(kind, "__dataclass_fields__", None) or getattr(
         kind, "__pydantic_fields__", None
@@ -437,6 +443,7 @@ def config_fields(value: Any, parameters: Parameters, depth: int = 3) -> dict[st
 
 
 def _slot(value: Any, kind: type, name: str) -> Any:
+    """Return the value of a slot of an object, or `UNKNOWN` if it has no such slot or the slot is empty."""
     descriptor: Any = kind.__dict__.get(name)
     if type(descriptor).__name__ != "member_descriptor":
         return UNKNOWN

@@ -1,7 +1,7 @@
-"""Logged arrays, tensors, images, histograms and other media: their description, and their value on request.
+"""Describe logged arrays, tensors, images, histograms and other media, and load them from the store.
 
-Their bytes are objects of the store. Reading them never unpickles anything: an array is its raw bytes with
-a dtype and a shape, an image is a PNG file.
+Each value is stored as an object. No pickle is involved: an array is its raw bytes with a dtype and a shape, an image is
+a PNG file.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any
 
 from rearview.errors import DamagedError, StoreError, UsageError
 from rearview.model import ObjectRef
-from rearview.store.values import fields_of, load
+from rearview.store.values_as_json import fields_of, load
 
 Get = Callable[[ObjectRef], Any]
 
 KINDS = ("array", "tensor", "image", "histogram", "audio", "text", "table", "confusion")
 TEXT = '{"$object":"'
-"""First characters of the text of a stored value in an SQL column."""
+"""First characters of the text that describes a stored value in an SQL column."""
 _OID = re.compile(r"[0-9a-f]{64}")
 _PACK = re.compile(r"(?!\.)[\w.\-]+/(?!\.)[\w.\-]+")
 _NUMPY = {
@@ -33,7 +33,7 @@ _NUMPY = {
     "int8": "|i1", "int16": "<i2", "int32": "<i4", "int64": "<i8", "bool": "|b1",
     "uint8": "|u1", "uint16": "<u2", "uint32": "<u4", "uint64": "<u8",
 }  # fmt: skip
-"""NumPy's name of each torch dtype that NumPy has as well."""
+"""Mapping from torch's to NumPy's name, for the dtypes that both libraries have."""
 _NAMES = {text[1:]: name for name, text in _NUMPY.items()}
 _LONG_HEAD = 60_000
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -47,15 +47,15 @@ class StoredValue:
     """
 
     kind: str
-    """array, tensor, image or histogram."""
+    """One of `KINDS`."""
     dtype: str
-    """The name in its library: `bfloat16` for a tensor, `<f4` for an array; empty for an image."""
+    """Name of the dtype in torch or NumPy: `bfloat16` for a tensor, `<f4` for an array; empty for an image."""
     shape: tuple[int, ...]
-    """For an image its height and width, if known; for a histogram the number of bins."""
+    """Shape of the array; for an image, height and width, if known; for a histogram, the number of bins."""
     oid: str
     nbytes: int
     facts: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    """Its whole description, as recorded in JSON."""
+    """The whole description of the value, as recorded in JSON."""
     _get: Get | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
@@ -65,7 +65,7 @@ class StoredValue:
         return self.describe()
 
     def describe(self) -> str:
-        """Return a short description.
+        """Return a short description of the value.
 
         >>> StoredValue("tensor", "bfloat16", (64, 10), "", 1280).describe()
         'bfloat16[64, 10]'
@@ -83,7 +83,7 @@ class StoredValue:
         return f"{name}{list(self.shape)}"
 
     def raw(self) -> bytes:
-        """Return its bytes, checked against their hash; for an image, the PNG file."""
+        """Return the stored bytes, checked against their hash; for an image, these are the PNG file."""
         if self._get is None or not _OID.fullmatch(self.oid):
             raise self._damaged("its record names no object")
         pack = self.facts.get("pack")
@@ -93,10 +93,11 @@ class StoredValue:
         return bytes(self._get(ObjectRef(self.oid, self.nbytes, pack, offset)))
 
     def load(self) -> Any:
-        """Return the logged value, or this object if the library that it needs is not installed.
+        """Return the logged value, or this object if the library of the value is not installed.
 
-        A tensor is a torch tensor on the CPU, an array a NumPy array, a histogram the pair of counts
-        and edges, an image a PIL image, or the bytes of its PNG file without Pillow.
+        A tensor is returned as a torch tensor on the CPU, an array as a NumPy array, a histogram as the pair of
+        counts and edges. An image is returned as a PIL image or, if Pillow is not installed, as the bytes of its
+        PNG file.
         """
         if self.kind == "image":
             return self._image()
@@ -112,7 +113,7 @@ class StoredValue:
             raise self._damaged(f"{len(data)} bytes are no {self.describe()}: {exc}") from exc
 
     def numpy(self) -> Any:
-        """Return an array or tensor as a NumPy array; one of bfloat16 or float8 as float32."""
+        """Return an array or tensor as a NumPy array; values of bfloat16 or float8 as float32."""
         if self.kind not in {"array", "tensor"}:
             raise UsageError(
                 f"A value of the kind {self.kind} is not a single array. `load()` returns the logged "
@@ -130,10 +131,10 @@ class StoredValue:
         return np.load(io.BytesIO(self.npy()), allow_pickle=False)
 
     def npy(self) -> Any:
-        """Return an array or tensor as the bytes of an `.npy` file; needs no library.
+        """Return an array or tensor as the bytes of an `.npy` file, without using NumPy.
 
-        NumPy has no bfloat16 and no float8: they are converted to float32, which holds each of their
-        values exactly. Converting float8 needs torch.
+        NumPy has no bfloat16 and no float8. Their values are converted to float32, which holds each of them
+        exactly. Converting float8 needs torch.
         """
         data, dtype = self.raw(), self.dtype
         if self.kind == "tensor":
@@ -154,7 +155,7 @@ class StoredValue:
             if descr not in _NUMPY.values() and isinstance(descr, str):
                 descr, data = self._extension_array(descr, data)
         head = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {self.shape!r}, }}"
-        # version 1 of the format, unless a field has a name beyond Latin-1 or there are very many
+        # version 1 of the format, unless the header is very long or has a character beyond Latin-1
         old = len(head) < _LONG_HEAD and max(head) <= "\xff"
         text = head.encode("latin1" if old else "utf-8")
         text += b" " * (-(len(text) + (11 if old else 13)) % 64) + b"\n"
@@ -162,7 +163,7 @@ class StoredValue:
         return b"\x93NUMPY" + version + struct.pack("<H" if old else "<I", len(text)) + text + data
 
     def _extension_array(self, descr: str, data: bytes) -> tuple[str, bytes]:
-        """Return an array of a dtype that only a library adds, such as bfloat16, as float32."""
+        """Return dtype and bytes for NumPy; a dtype that NumPy does not have, such as bfloat16, becomes float32."""
         if re.fullmatch(r"[<>|=][A-Za-z]\d*(\[\w+\])?", descr):
             return descr, data
         if descr == "bfloat16":
@@ -176,7 +177,7 @@ class StoredValue:
         return "<f4", loaded.astype("<f4").tobytes()
 
     def histogram(self) -> tuple[list[float], list[float]]:
-        """Return counts and edges of a histogram as lists; needs no library."""
+        """Return counts and edges of a histogram as lists, without using a library."""
         data = self.raw()
         bins = self.shape[0] if self.shape else 0
         if self.kind != "histogram" or len(data) != 8 * (2 * bins + 1):
@@ -206,7 +207,7 @@ class StoredValue:
 
 
 def _sound(value: StoredValue) -> str:
-    """Return the length of a sound in words."""
+    """Return the length of a recorded sound in words."""
     rate = value.facts.get("rate")
     frames = value.shape[0] if value.shape else 0
     if not isinstance(rate, int) or rate <= 0:
@@ -224,13 +225,13 @@ _SHOWN: dict[str, Callable[[StoredValue], str]] = {
         f"confusion matrix of {value.shape[0]} classes" if value.shape else "confusion matrix"
     ),
 }
-"""By kind: the function that describes a value in a few words."""
+"""Mapping from kind to a function that describes a value in a few words."""
 
 
 def stored_value(facts: Any, get: Get | None = None) -> StoredValue | None:
-    """Return the value that a record describes by `$object`; None if it is not such a description.
+    """Return the value that `facts` describes, or None if `facts` is not a valid description.
 
-    Every field is checked, because the store may come from a stranger.
+    Every field is checked, because the store may come from a stranger. `get` returns the bytes of an object.
     """
     if not isinstance(facts, dict) or not isinstance(facts.get("$object"), str):
         return None
@@ -244,7 +245,7 @@ def stored_value(facts: Any, get: Get | None = None) -> StoredValue | None:
 
 
 def value_in_text(cell: Any, get: Get | None = None) -> StoredValue | None:
-    """Return the stored value whose text an SQL cell holds, or None."""
+    """Return the stored value that the text of an SQL cell describes, or None for other cells."""
     if not (isinstance(cell, str) and cell.startswith(TEXT)):
         return None
     try:
@@ -255,7 +256,7 @@ def value_in_text(cell: Any, get: Get | None = None) -> StoredValue | None:
 
 
 def is_png(data: Any) -> bool:
-    """Return True if bytes begin like a PNG file."""
+    """Return True if `data` begins as a PNG file does."""
     return bytes(data[: len(_PNG)]) == _PNG
 
 
@@ -276,7 +277,7 @@ def histogram_svg(counts: list[float], width: int = 96, height: int = 32) -> str
 
 
 def _counts(values: Any) -> bool:
-    """Return True for a list of integers that are not negative."""
+    """Return True if `values` is a list of integers that are not negative."""
     return isinstance(values, list) and all(
         type(value) is int and 0 <= value < 2**62 for value in values
     )

@@ -1,7 +1,8 @@
 """Convert logged values to JSON and back, exactly.
 
-Numbers, text, true, false and null are themselves. A value that JSON does not have becomes an object with one
-marker; a user's own dictionary gets a marker as well, so that it is never mistaken for one:
+Numbers, text, true, false and null are stored as they are. A value that JSON does not have becomes a JSON object
+whose first key is a marker. A dictionary that the user logged gets a marker as well, so that its own keys are never
+taken for markers:
 
 =============================  ========================================================
 `{"$float": "nan"}`            nan, inf, -inf
@@ -37,7 +38,10 @@ _LONGEST = 10_000
 
 
 def convert(value: Any, put: Put | None = None) -> Any:
-    """Return `value` as JSON, by the rules above."""
+    """Return `value` as JSON, by the rules in the docstring of this module.
+
+    `put` stores bytes and returns their reference. If `put` is None, arrays and media are converted to their `repr`.
+    """
     if value is None or value is True or value is False:
         return value
     if isinstance(value, enum.Enum) and not isinstance(value, (int, float, str)):
@@ -68,12 +72,12 @@ FAMILIES = {
     "object": "an array or image",
     "bytes": "bytes",
 }
-"""Kind of a value (`records.kind`) -> its family, in words; kinds of one family mix in a column."""
+"""Family of each kind of value (`records.kind`), in words. Values of one family may be mixed in a column."""
 _MARKERS = {"$float": "float", "$int": "int", "$str": "str", "$repr": "repr"}
 
 
 def family(converted: Any) -> str:
-    """Return the family of a converted value; empty for null.
+    """Return the family of a value that `convert` returned, or "" for null.
 
     >>> family(convert(0.5)), family(convert("a")), family(convert([1])), family(convert(None))
     ('a number', 'text', 'a list or dictionary', '')
@@ -104,7 +108,10 @@ def _nested(value: Any, put: Put | None) -> Any:
 
 
 def _inner(value: Any, put: Put | None) -> Any:
-    """Convert a value inside a list or dictionary; only a dictionary that has a marker gets one."""
+    """Convert a value inside a list or dictionary.
+
+    A list gets no marker here, and a dictionary only if one of its own keys begins with `$`.
+    """
     out = convert(value, put)
     if isinstance(out, dict) and "$json" in out:
         plain = out["$json"]
@@ -118,7 +125,7 @@ def _key(key: Any) -> str:
 
 
 def encodable(text: str) -> str:
-    """Return text with each lone surrogate as its escape, so that it has UTF-8 bytes."""
+    """Return text in which each lone surrogate is replaced by its escape, so that the text can be encoded in UTF-8."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -148,7 +155,7 @@ def _repr(value: Any) -> dict[str, str]:
 
 
 def _scalar(value: Any) -> Any:
-    """Return the Python number in a zero-dimensional array, tensor or numpy scalar."""
+    """Return the Python number in a zero-dimensional array, tensor or NumPy scalar; any other value unchanged."""
     item = getattr(value, "item", None)
     if callable(item) and getattr(value, "shape", None) in ((), None):
         try:
@@ -159,18 +166,21 @@ def _scalar(value: Any) -> Any:
 
 
 def _stored(value: Any, put: Put) -> dict[str, Any] | None:
-    """Put the bytes of an array, tensor, image or other media; return None for anything else."""
+    """Store the bytes of an array, tensor, image or other media, and return their description.
+
+    Return None, and store nothing, for any other value.
+    """
     media = _media(value)
     if media is not None:
-        return _named(put(media[0]), **media[1])
+        return _described(put(media[0]), **media[1])
     pair = _histogram(value)
     if pair is not None:
         counts, edges = pair
         data = edges.tobytes() + counts.tobytes()
-        return _named(put(data), kind="histogram", dtype="float64", shape=[len(counts)])
+        return _described(put(data), kind="histogram", dtype="float64", shape=[len(counts)])
     if hasattr(value, "detach") and hasattr(value, "untyped_storage"):
         data, dtype, shape = _tensor(value)
-        return _named(put(data), kind="tensor", dtype=dtype, shape=shape)
+        return _described(put(data), kind="tensor", dtype=dtype, shape=shape)
     if hasattr(value, "__array_interface__") and hasattr(value, "dtype"):
         import numpy as np
 
@@ -178,13 +188,18 @@ def _stored(value: Any, put: Put) -> dict[str, Any] | None:
         if array.dtype.hasobject:
             return None
         data = memoryview(array).cast("B") if array.size and array.dtype.kind in "biufc" else None
-        kept = array.tobytes() if data is None else data
-        return _named(put(kept), kind="array", **_dtype(array.dtype), shape=list(array.shape))
+        content = array.tobytes() if data is None else data
+        return _described(
+            put(content), kind="array", **_dtype(array.dtype), shape=list(array.shape)
+        )
     return _image(value, put)
 
 
 def _media(value: Any) -> tuple[bytes, dict[str, Any]] | None:
-    """Return bytes and facts of audio, text, a table and the like; None if it is none, or refused."""
+    """Return the bytes and the description of audio, text, a table or a confusion matrix.
+
+    Return None if `value` is none of these, or if it cannot be encoded, with a warning.
+    """
     from rearview.media import as_media
 
     try:
@@ -192,7 +207,7 @@ def _media(value: Any) -> tuple[bytes, dict[str, Any]] | None:
         if media is None:
             return None
         data, facts = media.encoded()
-    except Exception as exc:  # of a library's object, too: logging never breaks training
+    except Exception as exc:  # from a library, too: logging must never break training
         text = f"{exc} Its repr is kept. (docs/errors.md#media)"
         warnings.warn(text, RuntimeWarning, stacklevel=6)
         return None
@@ -200,10 +215,10 @@ def _media(value: Any) -> tuple[bytes, dict[str, Any]] | None:
 
 
 def _dtype(dtype: Any) -> dict[str, Any]:
-    """Return the name of a NumPy dtype, or its fields if it is structured."""
+    """Return the facts of a NumPy dtype: its name, and its fields if it is structured."""
     if dtype.names is not None:
         return {"dtype": dtype.str, "descr": dtype.descr}
-    # types of other libraries, such as bfloat16, have the short name of raw bytes
+    # for types of other libraries, such as bfloat16, `dtype.str` is that of raw bytes
     added = dtype.kind == "V" and not dtype.name.startswith("void")
     return {"dtype": dtype.name if added else dtype.str}
 
@@ -222,7 +237,7 @@ def _tensor(value: Any) -> tuple[Any, str, list[int]]:
 
 
 def _histogram(value: Any) -> tuple[Any, Any] | None:
-    """Return (counts, edges) of what `numpy.histogram` or `torch.histogram` returns."""
+    """Return counts and edges if `value` is a result of `numpy.histogram` or `torch.histogram`, else None."""
     if not (isinstance(value, tuple) and len(value) == 2 and "numpy" in sys.modules):
         return None
     if not all(hasattr(part, "shape") and len(part.shape) == 1 for part in value):
@@ -236,11 +251,11 @@ def _histogram(value: Any) -> tuple[Any, Any] | None:
 
 
 def _image(value: Any, put: Put) -> dict[str, Any] | None:
-    """Put a PIL image or a Matplotlib figure as PNG."""
+    """Store a PIL image or a Matplotlib figure as PNG and return its description, or None for another value."""
     out = io.BytesIO()
     if hasattr(value, "savefig"):
         value.savefig(out, format="png")
-        return _named(put(out.getvalue()), kind="image", format="png")
+        return _described(put(out.getvalue()), kind="image", format="png")
     if hasattr(value, "getbands") and hasattr(value, "save"):
         plain = (
             value
@@ -249,11 +264,12 @@ def _image(value: Any, put: Put) -> dict[str, Any] | None:
         )
         plain.save(out, format="png")
         shape = [value.height, value.width]
-        return _named(put(out.getvalue()), kind="image", format="png", shape=shape)
+        return _described(put(out.getvalue()), kind="image", format="png", shape=shape)
     return None
 
 
-def _named(ref: ObjectRef, **facts: Any) -> dict[str, Any]:
+def _described(ref: ObjectRef, **facts: Any) -> dict[str, Any]:
+    """Return the description of an object that holds a value, with the marker `$object`."""
     out = {"$object": ref.oid, "nbytes": ref.nbytes, **facts}
     if ref.pack is not None:
         out |= {"pack": ref.pack, "offset": ref.offset}
@@ -261,10 +277,10 @@ def _named(ref: ObjectRef, **facts: Any) -> dict[str, Any]:
 
 
 def restore(value: Any, stored: Callable[[dict[str, Any]], Any] | None = None) -> Any:
-    """Return the value that was given to `convert`, if its kind can be restored.
+    """Return the value from which `convert` made `value`; of a value stored as `repr`, return the `repr`.
 
-    `stored` is called with each description of an object and returns its replacement; without it the
-    description stays.
+    `stored` is called with each description of an object, and returns the value to put in its place. If `stored`
+    is None, the description is not replaced.
 
     >>> restore(convert([1, float("inf"), {"$odd": b"x"}]))
     [1, inf, {'$odd': b'x'}]
@@ -284,7 +300,7 @@ def restore(value: Any, stored: Callable[[dict[str, Any]], Any] | None = None) -
 
 
 def restore_json(value: Any, stored: Callable[[dict[str, Any]], Any] | None = None) -> Any:
-    """Return the list or dictionary below `$json`: its own keys are never markers."""
+    """Return the list or dictionary from the JSON below `$json`, where keys of the user are not markers."""
     if isinstance(value, dict):
         return {key: restore(item, stored) for key, item in value.items()}
     return restore(value, stored)
@@ -306,9 +322,9 @@ _DECODE: dict[str, Callable[[Any], Any]] = {
 
 
 def load(value: Mapping[str, Any], data: bytes) -> Any:
-    """Return the array, tensor, image or histogram of an `$object` value and its bytes.
+    """Return the array, tensor, histogram or other media, given its description and its bytes.
 
-    An image comes back as its PNG bytes, a histogram as (counts, edges).
+    An image is returned as its PNG bytes, a histogram as the pair of counts and edges.
     """
     from rearview.media import MEDIA
 
@@ -348,12 +364,12 @@ def _numpy_dtype(value: Mapping[str, Any]) -> Any:
 
 
 def fields_of(descr: Any) -> Any:
-    """Return the fields of a structured dtype as NumPy takes them: JSON has no tuples."""
+    """Return the fields of a structured dtype, read from JSON, with the tuples that NumPy expects."""
     if not isinstance(descr, list):
         return descr
     return [
-        (_field_name(name), fields_of(kind), *(tuple(shape) for shape in more))
-        for name, kind, *more in descr
+        (_field_name(name), fields_of(kind), *(tuple(shape) for shape in shape_fields))
+        for name, kind, *shape_fields in descr
     ]
 
 

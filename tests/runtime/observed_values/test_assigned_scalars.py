@@ -7,7 +7,7 @@ import pytest
 
 from plainly import plain, recorded, write
 from rearview._history import history
-from rearview.runtime.capture.assigned_scalars import COLUMNS, number
+from rearview.runtime.observed_values.assigned_scalars import COLUMNS, number
 
 TEXT = """
 import time

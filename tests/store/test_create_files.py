@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from rearview.store.files import ALIGN, CHUNK, DIRECT_FROM, Sink
+from rearview.store.create_files import ALIGN, CHUNK, DIRECT_FROM, Sink
 
 SIZES = [
     0,
@@ -117,8 +117,8 @@ def test_pieces_that_the_system_takes_only_in_part_arrive_whole_and_in_order(tmp
     monkeypatch.setattr(os, "pwritev", lambda fd, some, at: real(fd, some[: len(some) // 2], at))
     path = tmp_path / "file"
     with Sink(path, size=0) as sink:
-        sink.gather(pieces[:700])
-        sink.gather(pieces[700:])
+        sink.write_many(pieces[:700])
+        sink.write_many(pieces[700:])
         sink.finish()
         assert sink.position == sum(map(len, pieces))
         sink.publish()

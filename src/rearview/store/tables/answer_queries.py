@@ -1,4 +1,4 @@
-"""`Tables`: questions in SQL over the records of all runs, pivoted tables, and runs that a condition selects."""
+"""Answer queries over the records of all runs: SQL, pivoted tables, and the runs for which a condition is true."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from rearview.store.tables.pivot import (
     depth,
 )
 from rearview.store.tables.record_files import RunRecords, gather
-from rearview.store.tables.record_sources import Sources, Virtual
 from rearview.store.tables.result_table import Table, refused
 from rearview.store.tables.schema import (
     FileColumns,
@@ -27,20 +26,21 @@ from rearview.store.tables.schema import (
     load_versions,
     load_views,
 )
+from rearview.store.tables.select_records import FillableNames, SelectedRecords
 from rearview.store.tables.table_query import WORD, TableQuery, order_keys, order_sql
 from rearview.store.trust import store_id
 from rearview.store.versions.versions import Versions
 
 _FACTS = [column for column in schema.TABLES["runs"][1] if column != "tags"]
-_TAKEN = {*_FACTS, "tags", "tag", "seconds", "run"}
+_RESERVED = {*_FACTS, "tags", "tag", "seconds", "run"}
 
 
-def last_value_sql(sources: Sources, name: str) -> tuple[str, str]:
-    """Return SQL of the last value of `name` per run (`run`, `v`), and its kind.
+def last_value_sql(selected: SelectedRecords, name: str) -> tuple[str, str]:
+    """Return SQL for the last value of `name` in each run (columns `run` and `v`), and the kind of the values.
 
-    Last in the order of execution; values of replays that were not exact do not count.
+    The last value is last in the order of execution. Values of replays that were not exact are ignored.
     """
-    table_query = TableQuery(sources, [name], origins=False)
+    table_query = TableQuery(selected, [name], origins=False)
     text = table_query.sql(None)
     at = len(table_query.labels) - (2 if table_query.mark else 1)  # after the run and its loops
     columns = ", ".join(f"c{k}" for k in range(len(table_query.labels)))
@@ -50,22 +50,24 @@ def last_value_sql(sources: Sources, name: str) -> tuple[str, str]:
 
 
 def matching_sql(
-    sources: Sources, where: str | None, order: str | Iterable[str] | None = None
+    selected: SelectedRecords, where: str | None, order: str | Iterable[str] | None = None
 ) -> str:
-    """Return SQL of the runs for which `where` holds, in the order asked for or that they started in.
+    """Return SQL for the runs for which `where` is true, ordered by `order`, or by their start if `order` is None.
 
-    Both may mention every column of `runs`, `tag` (each tag of a run in turn), `seconds`, arguments, and
-    the last value of every logged name. If two have the same name, the fact of the run wins; the others
-    are `name_arg` and `name_logged`.
+    `where` and `order` may mention every column of `runs`, `seconds`, arguments, and the last value of every logged
+    name. `where` may also mention `tag`: a run is selected if the condition is true for one of its tags. If an
+    argument has the name of a fact of runs, its column is `name_arg`; that of a logged name is `name_logged`.
     """
-    taken = set(_TAKEN)
-    logged = list(_labelled(sources.catalogue.names, taken, "_logged"))
-    args = list(_labelled(sources.args, taken, "_arg"))
-    known = {label.lower(): label for label in (*_TAKEN, *(each for _, each in (*logged, *args)))}
-    keys = order_keys(order, lambda text: text.lower() in known)
+    taken_labels = set(_RESERVED)
+    logged = list(_labelled(selected.catalogue.names, taken_labels, "_logged"))
+    args = list(_labelled(selected.args, taken_labels, "_arg"))
+    column_names = {
+        label.lower(): label for label in (*_RESERVED, *(each for _, each in (*logged, *args)))
+    }
+    keys = order_keys(order, lambda text: text.lower() in column_names)
     for each in keys:
-        if each.column.lower() not in known or each.column.lower() == "tag":
-            raise _unknown(each.column, known.values())
+        if each.column.lower() not in column_names or each.column.lower() == "tag":
+            raise _unknown_column(each.column, column_names.values())
     words = {(match[1] or match[2] or "").lower() for match in WORD.finditer(where or "")}
     words |= {each.column.lower() for each in keys}
     kinds: dict[str, str] = {"seconds": "float"}
@@ -75,76 +77,86 @@ def matching_sql(
     joins = ["own.runs r LEFT JOIN own.args a ON a.run = r.run"]
     for k, (name, label) in enumerate(logged):
         if label.lower() in words:
-            text, kinds[label] = last_value_sql(sources, name)
+            text, kinds[label] = last_value_sql(selected, name)
             joins.append(f"({text}) l{k} ON l{k}.run = r.run")
             cells.append(f"l{k}.v AS {ident(label)}")
     for name, label in args:
-        kinds[label] = sources.args[name]
+        kinds[label] = selected.args[name]
         cells.append(f"a.{key('a', name)} AS {ident(label)}")
     rows = f"SELECT {', '.join(cells)} FROM {' LEFT JOIN '.join(joins)}"
-    chosen = f"SELECT * FROM ({rows}) WHERE (\n{where or 'true'}\n)"
-    once = f"SELECT * FROM ({chosen}) QUALIFY row_number() OVER (PARTITION BY run) = 1"
+    matching_rows = f"SELECT * FROM ({rows}) WHERE (\n{where or 'true'}\n)"
+    one_row_per_run = (
+        f"SELECT * FROM ({matching_rows}) QUALIFY row_number() OVER (PARTITION BY run) = 1"
+    )
     terms = [
         term
         for each in keys
-        for label in [known[each.column.lower()]]
+        for label in [column_names[each.column.lower()]]
         for term in order_sql(
             "$ord" if label == "run" else label, kinds.get(label, ""), descending=each.descending
         )
     ]
-    return f"""SELECT run FROM ({once}) ORDER BY {", ".join([*terms, '"$ord"'])}"""
+    return f"""SELECT run FROM ({one_row_per_run}) ORDER BY {", ".join([*terms, '"$ord"'])}"""
 
 
-def _unknown(column: str, known: Iterable[str]) -> UsageError:
-    near = difflib.get_close_matches(column, [name for name in known if name != "tag"], n=3)
-    hint = f"The nearest known are {', '.join(near)}" if near else f"Known are {', '.join(_FACTS)}"
+def _unknown_column(column: str, column_names: Iterable[str]) -> UsageError:
+    similar = difflib.get_close_matches(
+        column, [name for name in column_names if name != "tag"], n=3
+    )
+    hint = (
+        f"The nearest known are {', '.join(similar)}"
+        if similar
+        else f"Known are {', '.join(_FACTS)}"
+    )
     return UsageError(f"Runs cannot be ordered by {column!r}. {hint}.", slug="order")
 
 
-def known_columns(sources: Sources) -> str:
-    """Return in words the columns that a condition may mention."""
-    taken = set(_TAKEN)
-    logged = [label for _, label in _labelled(sources.catalogue.names, taken, "_logged")]
-    args = [label for _, label in _labelled(sources.args, taken, "_arg")]
+def known_columns(selected: SelectedRecords) -> str:
+    """Return in words the columns that a condition over runs may mention."""
+    taken_labels = set(_RESERVED)
+    logged = [label for _, label in _labelled(selected.catalogue.names, taken_labels, "_logged")]
+    args = [label for _, label in _labelled(selected.args, taken_labels, "_arg")]
     groups = [("arguments", args), ("last values of logged names", logged)]
     text = "".join(f"; {group}: {', '.join(names[:12])}" for group, names in groups if names)
     return f"facts of runs: tag, {', '.join(_FACTS)}, seconds{text}"
 
 
-def _labelled(names: Iterable[str], taken: set[str], suffix: str) -> Iterator[tuple[str, str]]:
-    """Yield each name with a column name that is still free, ignoring the case of letters."""
+def _labelled(
+    names: Iterable[str], taken_labels: set[str], suffix: str
+) -> Iterator[tuple[str, str]]:
+    """Yield each name with a label for its column that is not in `taken_labels`, where upper and lower case are equal."""
     for name in names:
         label = name
-        while label.lower() in taken:
+        while label.lower() in taken_labels:
             label += suffix
-        taken.add(label.lower())
+        taken_labels.add(label.lower())
         yield name, label
 
 
 _LISTING = frozenset(
     ("tables", "views", "information_schema", "duckdb_tables", "duckdb_views", "duckdb_columns")
 )
-"""Words of a question that lists the tables."""
+"""Words by which a query that lists the tables is recognized."""
 _LEVELS = {"setup_pivot": 0, "outer_pivot": 1, "inner_pivot": 2}
 
 
 class IterationRange(NamedTuple):
-    """Rows of one run for which a condition holds."""
+    """Iterations of one run in which a condition is true."""
 
     run: str
     loops: tuple[str, ...] = ()
     outer: int = 0
     """Iteration of the outermost loop."""
     first: int = 0
-    """First iteration of the loop inside it, if there is one."""
+    """First iteration of the inner loop, if there is an inner loop."""
     last: int | None = None
-    """Iteration after the last one; None: to the end of the loop."""
+    """Iteration after the last iteration of the range; None if the range extends to the end of the loop."""
 
 
 class Tables:
-    """The records of the runs of a project, as tables.
+    """The records of the runs of a project, as tables that can be queried.
 
-    They show the state at the first question, or at the last `refresh`.
+    Answers show the records at the time of the first query, or of the last `refresh`.
     """
 
     def __init__(
@@ -163,7 +175,7 @@ class Tables:
         self._run_records = RunRecords()
 
     def refresh(self) -> None:
-        """Read the current state of the runs; tables returned before can no longer be fetched."""
+        """Read the runs again; rows of tables that were returned before can no longer be fetched."""
         self.close()
         self._opened = Duck(self._project.store)
         self._run_records = gather(self._project, self._opened)
@@ -177,21 +189,24 @@ class Tables:
 
     @property
     def problems(self) -> list[str]:
-        """Sentences about records files that could not be read."""
+        """One sentence for each file of records that could not be read."""
         self._duck()
         return list(self._run_records.problems)
 
-    def names(self, runs: Iterable[str] | None = None) -> dict[str, set[tuple[str, ...]]]:
-        """Return the loops at which each name was logged; printed lines are not among them."""
-        paths_by_name = self._sources(runs, ()).catalogue.names
+    def loops_by_name(self, runs: Iterable[str] | None = None) -> dict[str, set[tuple[str, ...]]]:
+        """Return a mapping from logged names to the loops around the log calls, one tuple of loops per loop path.
+
+        Printed lines are left out.
+        """
+        paths_by_name = self._select(runs, ()).catalogue.names
         return {
             name: {tuple(path.split("/")) if path else () for path in paths}
             for name, paths in paths_by_name.items()
         }
 
     def captured(self, runs: Iterable[str] | None = None) -> dict[str, Origin]:
-        """Return the names whose values are all captured, each with the source of its values."""
-        return self._sources(runs, ()).captured
+        """Return a mapping from names, of which all values are captured, to the logger that they were captured from."""
+        return self._select(runs, ()).captured
 
     def table(
         self,
@@ -201,33 +216,33 @@ class Tables:
         runs: Iterable[str] | None = None,
         order: str | Iterable[str] | None = None,
         limit: int | None = None,
-        virtual: Virtual = (),
+        fillable: FillableNames = (),
         origins: bool = False,
         unproved: bool = False,
         interpolate: bool = False,
     ) -> Table:
-        """Return one row per point with `names` as columns (none: all), in order of execution.
+        """Return a table with one row per point and `names` as columns, in order of execution.
 
-        `where` is SQL over names, loops, arguments and facts of runs; `order` takes columns, as
-        "acc desc, epoch" or ["-acc", "epoch"]; rows without a value come last. A virtual name is a column
-        of nulls where it has no values. `origins` adds a column `<name>.origin` for every logged name. Values of replays that were
-        not exact are left out, unless `unproved` asks for them. If there may be unproved values
-        among the rest, a last column, `unproved`, names those of each row. With `interpolate`, missing
-        numbers between two known ones of a loop are filled, and the column `interpolated` names them;
-        `where` and `order` see the filled values.
+        Without `names`, the table has all columns. `where` is SQL over names, loops, arguments and facts of runs;
+        `order` names columns, as in "acc desc, epoch" or ["-acc", "epoch"]; rows without a value come last. A
+        name in `fillable` has a column of nulls if it has no values. `origins` adds a column `<name>.origin` for
+        every logged name. Values of replays that were not exact are left out, unless `unproved` is True. If some
+        of the other values may be unproved, a last column, `unproved`, holds for each row the names of its
+        unproved values. With `interpolate`, missing numbers between two known numbers of a loop are filled, and
+        the column `interpolated` holds the names of filled values; `where` and `order` see these values.
         """
-        self._condition(where)
-        sources = self._sources(runs, virtual, withheld=unproved)
-        table_query = TableQuery(sources, names, origins=origins, interpolate=interpolate)
+        self._check_condition(where)
+        selected = self._select(runs, fillable, withheld=unproved)
+        table_query = TableQuery(selected, names, origins=origins, interpolate=interpolate)
         sql = table_query.sql(where, order, limit)
         return self._answer(table_query, sql, table_query.labels, marked=True)
 
     def matching(self, where: str | None, order: str | Iterable[str] | None = None) -> list[str]:
-        """Return the runs for which a condition over runs holds, as `order` says or as they started."""
-        self._condition(where)
-        sources = self._sources(None, ())
-        sql = matching_sql(sources, where, order)
-        self._question(sql)
+        """Return the ids of the runs for which a condition is true, ordered by `order` or as they started."""
+        self._check_condition(where)
+        selected = self._select(None, ())
+        sql = matching_sql(selected, where, order)
+        self._check_query(sql)
         try:
             return [row["run"] for row in Table(self._duck(), sql)]
         except UsageError as exc:
@@ -239,16 +254,16 @@ class Tables:
             )
             raise UsageError(
                 f"The condition {where!r} cannot be used: {reason}. It may use "
-                f"{known_columns(sources)}.",
+                f"{known_columns(selected)}.",
                 slug="sql",
             ) from exc
 
     def last_values(self, runs: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """Return by name the last value that each of `runs` logged, without nulls."""
-        sources = self._sources(runs, ())
+        """Return the last values that `runs` logged, as a mapping from name to run to value; nulls are left out."""
+        selected = self._select(runs, ())
         out: dict[str, dict[str, Any]] = {}
-        for name in sources.catalogue.names:
-            sql, kind = last_value_sql(sources, name)
+        for name in selected.catalogue.names:
+            sql, kind = last_value_sql(selected, name)
             rows = Table(self._duck(), sql, {"v": kind})
             out[name] = {row["run"]: row["v"] for row in rows if row["v"] is not None}
         return out
@@ -256,16 +271,16 @@ class Tables:
     def iteration_ranges(
         self, where: str, runs: Iterable[str], *, skip: int = 0
     ) -> list[IterationRange]:
-        """Return the iterations of `runs` in which a condition holds, by iteration of the outermost loop.
+        """Return the iterations of `runs` in which a condition is true: one range per outermost iteration.
 
-        The first `skip` steps of each point are no loops: points of notebooks begin with the cell.
+        The first `skip` steps of each point are not loops: points of notebooks begin with the cell.
 
-        An inner range extends to the next rows for which the condition does not hold, because nothing is
-        known of iterations in which nothing was recorded.
+        A range of inner iterations extends in both directions to the next row for which the condition is not
+        true, because it is unknown whether the condition is true in iterations without records.
         """
-        self._condition(where)
-        table_query = TableQuery(self._sources(runs, ()), (), origins=False)
-        holds, not_so = (
+        self._check_condition(where)
+        table_query = TableQuery(self._select(runs, ()), (), origins=False)
+        holds, fails = (
             table_query.sql(text, keys=True)
             for text in (where, f"NOT coalesce((\n{where}\n), false)")
         )
@@ -275,7 +290,7 @@ class Tables:
         key = f'run, "$path" AS path, {outer} AS k, {inner} AS i'
         rows = self._answer(
             table_query,
-            f"WITH yes AS (SELECT {key} FROM ({holds})), no AS (SELECT {key} FROM ({not_so})), "
+            f"WITH yes AS (SELECT {key} FROM ({holds})), no AS (SELECT {key} FROM ({fails})), "
             "matching AS (SELECT run, path, k, min(i) AS low, max(i) AS high FROM yes GROUP BY ALL) "
             "SELECT matching.run AS run, matching.path AS path, matching.k AS k, "
             "coalesce(max(no.i) FILTER (no.i < low) + 1, 0) AS first, "
@@ -291,16 +306,15 @@ class Tables:
         ]
 
     def sql(self, query: str, *, unproved: bool = False, values: bool = False) -> Table:
-        """Return the answer to one SQL question over the tables of docs/schema.md.
+        """Return the answer to one SQL query over the tables of docs/schema.md.
 
-        With `values`, a text that describes a stored array or image is returned as that array or image.
-        The pivoted views hold values of replays that were not exact only if `unproved` asks for
-        them; the table `records` holds all.
-        Nothing can be written, and no file outside the store can be read. `EXPLAIN` of a question
-        is a question too, and so are `DESCRIBE`, `SHOW`, `SUMMARIZE` and pragmas that only read.
+        With `values`, a text that describes a stored array or image is replaced by this array or image. The
+        pivoted views have values of replays that were not exact only with `unproved`; the table `records` always
+        has them. Queries cannot write anything, and cannot read files outside the store. `EXPLAIN`, `DESCRIBE`,
+        `SHOW`, `SUMMARIZE` and pragmas that only read are allowed.
         """
-        how, query = parse_question(query)
-        self._question(query)
+        prefix, query = split_explain(query)
+        self._check_query(query)
         words = {(match[1] or match[2] or "").lower() for match in WORD.finditer(query)}
         duck = self._duck()
         if not self._described:
@@ -308,16 +322,16 @@ class Tables:
             load_views(duck, self._run_records)
             self._described = True
         if words & {"versions", "files"}:
-            needed = FileColumns.NONE
+            file_columns = FileColumns.NONE
             if "files" in words:
                 texts = "text" in words or "*" in query
-                needed = FileColumns.TEXT if texts else FileColumns.NAMES
+                file_columns = FileColumns.TEXT if texts else FileColumns.NAMES
             project = store_id(self._project.store)
-            load_versions(duck, self._run_records, self._versions, project, needed)
+            load_versions(duck, self._run_records, self._versions, project, file_columns)
         if "checkpoints" in words:
             load_checkpoints(duck, self._checkpoints)
         if words & _LISTING:
-            deepest = max(map(depth, self._sources(None, ()).catalogue.rank), default=0)
+            deepest = max(map(depth, self._select(None, ()).catalogue.rank), default=0)
             words |= {*_LEVELS, "full_pivot", *(f"pivot_{k}" for k in range(3, deepest + 1))}
         doubtful: list[str] = []
         for word in words:
@@ -325,18 +339,20 @@ class Tables:
             if word.startswith("pivot_") and word[6:].isdigit():
                 level = int(word[6:])
             if level is not None or word == "full_pivot":
-                sources = self._sources(None, (), withheld=unproved)
-                table_query = TableQuery(sources, (), origins=False, level=level, every=True)
+                selected = self._select(None, (), withheld=unproved)
+                table_query = TableQuery(selected, (), origins=False, level=level, every=True)
                 doubtful += table_query.unproved
                 text = table_query.sql(None)
-                if level and table_query.bare:  # nothing is logged that deep: no such points
+                if (
+                    level and table_query.has_no_values
+                ):  # nothing was logged in as many loops: no rows
                     text = f"SELECT * FROM ({text}) WHERE false"
                 duck.execute(f"CREATE OR REPLACE VIEW {word} AS {text}")
         question = query.strip().rstrip(";")
-        if how:
-            return explain(duck, how, question)
-        spoken = "*" in question or {word.lower() for word in doubtful} & words
-        unproved_names = sorted(set(doubtful)) if spoken else ()
+        if prefix:
+            return explain(duck, prefix, question)
+        mentions_unproved = "*" in question or {word.lower() for word in doubtful} & words
+        unproved_names = sorted(set(doubtful)) if mentions_unproved else ()
         return Table(
             duck, question, unproved=unproved_names, get=self._objects.get if values else None
         )
@@ -344,7 +360,7 @@ class Tables:
     def _answer(
         self, table_query: TableQuery, sql: str, labels: Sequence[str] = (), *, marked: bool = False
     ) -> Table:
-        self._question(sql)
+        self._check_query(sql)
         mark = table_query.mark if marked else ""
         try:
             return Table(
@@ -357,12 +373,12 @@ class Tables:
         except UsageError as exc:
             raise table_query.explain(str(exc)) or exc from exc
 
-    def _condition(self, where: str | None) -> None:
-        """Raise if a condition is not valid SQL, with a message about the condition alone."""
+    def _check_condition(self, where: str | None) -> None:
+        """Raise if a condition is not valid SQL; the message speaks only of the condition."""
         if where is not None:
             check_condition(self._duck().con, where)
 
-    def _question(self, sql: str) -> None:
+    def _check_query(self, sql: str) -> None:
         """Raise if `sql` is not a single SELECT."""
         import duckdb
 
@@ -372,7 +388,7 @@ class Tables:
             raise refused(exc) from exc
         if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
             raise UsageError(
-                f"{sql!r} is not one question. Ask with a single SELECT, or EXPLAIN one: records "
+                f"{sql!r} is not a single query. Ask with one SELECT, or EXPLAIN one: records "
                 "are append-only, and nothing here writes.",
                 slug="sql-read-only",
             )
@@ -383,21 +399,23 @@ class Tables:
         assert self._opened is not None
         return self._opened
 
-    def _sources(
-        self, runs: Iterable[str] | None, virtual: Virtual, *, withheld: bool = False
-    ) -> Sources:
+    def _select(
+        self, runs: Iterable[str] | None, fillable: FillableNames, *, withheld: bool = False
+    ) -> SelectedRecords:
         duck = self._duck()
         selected = self._run_records.runs
         if runs is not None:
-            requested, existing = set(runs), {run.id for run in selected}
-            for run in sorted(requested - existing):
-                near = difflib.get_close_matches(run, existing, n=3, cutoff=0.5)
-                hint = f"The nearest are {', '.join(near)}. " if near else ""
+            requested_ids, existing_ids = set(runs), {run.id for run in selected}
+            for run in sorted(requested_ids - existing_ids):
+                similar = difflib.get_close_matches(run, existing_ids, n=3, cutoff=0.5)
+                hint = f"The nearest are {', '.join(similar)}. " if similar else ""
                 raise UsageError(
                     f"There is no run {run!r}. {hint}`rearview runs` lists them all.", slug="no-run"
                 )
-            selected = [run for run in selected if run.id in requested]
-        return Sources(self._project, duck, self._run_records, selected, virtual, withheld=withheld)
+            selected = [run for run in selected if run.id in requested_ids]
+        return SelectedRecords(
+            self._project, duck, self._run_records, selected, fillable, withheld=withheld
+        )
 
 
 _SPACE = r"(?:\s|--[^\n]*\n|/\*.*?\*/)*"
@@ -405,19 +423,19 @@ _EXPLAIN = re.compile(
     rf"{_SPACE}(EXPLAIN\b{_SPACE}(?:ANALYZE\b|\([^()]*\))?)(.*)", re.IGNORECASE | re.DOTALL
 )
 _PRAGMA = re.compile(rf"{_SPACE}PRAGMA\s+(\w+)\s*(\([^()]*\))?\s*;?\s*", re.IGNORECASE | re.DOTALL)
-_TELLS = frozenset(
+_READING_PRAGMAS = frozenset(
     ("table_info", "storage_info", "database_list", "database_size", "collations", "platform")
 ) | {"user_agent", "version"}
-"""Pragmas that only read."""
-_SHOWS = {"show_tables": "SHOW TABLES", "show_tables_expanded": "SHOW ALL TABLES"}
+"""Names of pragmas that only read."""
+_SHOW_PRAGMAS = {"show_tables": "SHOW TABLES", "show_tables_expanded": "SHOW ALL TABLES"}
 
 
-def parse_question(query: str) -> tuple[str, str]:
-    """Return the EXPLAIN or DESCRIBE in front of a question, or empty, and the question as a SELECT.
+def split_explain(query: str) -> tuple[str, str]:
+    """Return the EXPLAIN in front of a query, or "", and the query, with a pragma rewritten as a SELECT.
 
-    >>> parse_question("EXPLAIN ANALYZE SELECT 1")
+    >>> split_explain("EXPLAIN ANALYZE SELECT 1")
     ('EXPLAIN ANALYZE', ' SELECT 1')
-    >>> parse_question("PRAGMA table_info('runs')")
+    >>> split_explain("PRAGMA table_info('runs')")
     ('', "SELECT * FROM pragma_table_info('runs')")
     """
     explain = _EXPLAIN.fullmatch(query)
@@ -426,18 +444,18 @@ def parse_question(query: str) -> tuple[str, str]:
     pragma = _PRAGMA.fullmatch(query)
     if pragma is not None:
         name = pragma[1].lower()
-        if name in _SHOWS:
-            return "", _SHOWS[name]
-        if name in _TELLS:
+        if name in _SHOW_PRAGMAS:
+            return "", _SHOW_PRAGMAS[name]
+        if name in _READING_PRAGMAS:
             return "", f"SELECT * FROM pragma_{name}{pragma[2] or '()'}"
     return "", query
 
 
 def check_condition(con: Any, where: str) -> None:
-    """Raise if a condition is not valid SQL, with a message about the condition alone."""
+    """Raise if a condition is not valid SQL; the message speaks only of the condition."""
     import duckdb
 
-    reason = "it is more than one"
+    reason = "it is more than one condition"
     try:
         for text in (f"SELECT 1 WHERE {where}", f"SELECT ({where}\n)"):
             if len(con.extract_statements(text)) != 1:
@@ -453,13 +471,13 @@ def check_condition(con: Any, where: str) -> None:
     )
 
 
-def explain(duck: Duck, how: str, question: str) -> Table:
-    """Return the answer to an EXPLAIN or DESCRIBE of a single SELECT."""
+def explain(duck: Duck, prefix: str, query: str) -> Table:
+    """Return the answer to an EXPLAIN of the single SELECT `query`; `prefix` is the EXPLAIN."""
     import duckdb
 
     try:
-        # as a subquery it cannot write; DuckDB allows that only at the top level
-        result = duck.con.cursor().execute(f"{how} SELECT * FROM ({question}\n)")
+        # as a subquery the statement cannot write: DuckDB allows writing only at the top level
+        result = duck.con.cursor().execute(f"{prefix} SELECT * FROM ({query}\n)")
         columns = ", ".join(ident(column[0]) for column in result.description)
         rows = result.fetchall()
     except duckdb.Error as exc:

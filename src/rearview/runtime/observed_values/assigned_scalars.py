@@ -1,9 +1,9 @@
-"""Capture the numbers that loops of the program assign to variables, when an iteration ends.
+"""Record the numbers that loops of the program assign to variables, at the end of each iteration.
 
-Nothing is added to the program: at a boundary, where the recorder stops anyway, the variables that the
-loop's body assigns are looked up in its frame. Which of them become columns is written in
-docs/capture.md. Only plain Python and NumPy numbers and CPU tensors without dimensions are read, from
-memory and without calling an operation of their library; no object is kept.
+Nothing is added to the program: at a boundary, at which the recorder stops the program anyway, the variables that
+the body of the loop assigns are looked up in the loop's frame. docs/capture.md says which variables become columns.
+Only plain Python and NumPy numbers and CPU tensors without dimensions are read, from memory and without calling an
+operation of their library; no object is kept.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from types import CodeType, FrameType
 from typing import Any
 
 from rearview.model.run import Origin
-from rearview.runtime.capture.captured_value_writer import Allowance, CapturedRecords
 from rearview.runtime.loops import LoopEntry
+from rearview.runtime.observed_values.captured_records import Allowance, CapturedRecords
 
 COLUMNS = 40
-"""Variables of a run that become columns; further ones are left out."""
+"""Most variables of a run that become columns."""
 UNDECIDED = 64
-"""Values of a variable that are held back until it is known whether it changes."""
+"""Most values of a variable that are held back until it is known whether the variable becomes a column."""
 DECIDES = 3
-"""Whole numbers that grow evenly over this many iterations are counters."""
+"""Iterations after which a whole number that grows evenly is taken for a counter."""
 _READS_LOCALS = frozenset({"locals", "vars", "dir", "exec", "eval", "breakpoint"})
-"""Functions that show a program the dictionary of its local variables."""
+"""Functions by which a program can see the dictionary of its local variables."""
 
 Number = bool | int | float
 Prefix = Callable[[], bytes]
@@ -37,69 +37,69 @@ _Key = tuple[CodeType, str]
 
 
 class AssignedScalars:
-    """The values of variables of one run's loops at the end of each iteration."""
+    """Records the variables that the loops of one run assign."""
 
     def __init__(
         self, records: CapturedRecords, point: Prefix, has_loops: Callable[[str], bool]
     ) -> None:
-        """`point` returns the encoded current point; `has_loops` whether a loop, by id, contains loops."""
+        """`point` returns the encoded current point; `has_loops` returns True if the loop with an id contains loops."""
         self._records = records
         self._point = point
         self._has_loops = has_loops
         self.allowance = Allowance()
-        """Time that capturing variables may take."""
+        """Limits the time that reading variables takes."""
         self._columns: dict[_Key, _Column] = {}
         self._labels: set[str] = set()
-        self._seen: dict[int, int] = {}
-        """Next iteration to capture, by the `id` of a running loop."""
-        self._folded: dict[_Key, Number] = {}
-        """Values of inner loops in other functions, in the current iteration."""
+        self._next_indices: dict[int, int] = {}
+        """By the `id` of a running loop: the next iteration whose variables are read."""
+        self._values_of_calls: dict[_Key, Number] = {}
+        """Variables of loops that ran in called functions during the current iteration."""
         self._began = (time(), perf_counter())
 
     def iteration_ended(
         self, entry: LoopEntry, index: int, frame: FrameType, *, leaf: bool
     ) -> None:
-        """Capture the variables after iteration `index`; `leaf` means an inner loop without loops inside."""
-        if leaf or index < self._seen.get(id(entry), 0):
+        """Record the variables after iteration `index`, unless the loop is a `leaf`: an inner loop without loops."""
+        if leaf or index < self._next_indices.get(id(entry), 0):
             return
-        self._seen[id(entry)] = index + 1
+        self._next_indices[id(entry)] = index + 1
         if not self.allowance.allows():
-            self._folded.clear()
+            self._values_of_calls.clear()
             return
         began = thread_time()
         values = self._read(entry, frame)
-        if self._folded:
-            values = self._folded | values
-            self._folded = {}
+        if self._values_of_calls:
+            values = self._values_of_calls | values
+            self._values_of_calls = {}
         if values:
-            own = {(frame.f_code, name) for name in entry.site.assigned}
-            self._take(values, index, own)
+            own_variables = {(frame.f_code, name) for name in entry.site.assigned}
+            self._take(values, index, own_variables)
         self.allowance.add(began)
 
     def inner_loop_ended(self, entry: LoopEntry, frame: FrameType) -> None:
-        """Remember the variables of a loop in a called function, for the iteration of the loop around it."""
+        """Remember the variables of a loop in a called function, for the iteration that called the function."""
         if self.allowance.allows():
             began = thread_time()
-            self._folded |= self._read(entry, frame)
+            self._values_of_calls |= self._read(entry, frame)
             self.allowance.add(began)
 
     def loop_ended(self, entry: LoopEntry) -> None:
         """Forget a loop that has ended."""
-        self._seen.pop(id(entry), None)
+        self._next_indices.pop(id(entry), None)
 
     def finish(self) -> None:
         """Write the values that were held back because too few iterations ran to judge a variable."""
         for column in self._columns.values():
-            if column.accepted is None and column.worth_keeping_at_the_end():
+            if column.accepted is None and column.is_shown_at_the_end():
                 self._accept(column)
 
     def _read(self, entry: LoopEntry, frame: FrameType) -> dict[_Key, Number]:
-        """Return the numbers that the variables of a loop hold in its frame."""
+        """Return the variables of a loop whose values in its frame are numbers."""
         site, code = entry.site, frame.f_code
         names = [*site.assigned]
-        for loop, more in site.inside:
+        for loop, inner_names in site.inside:
             if not self._has_loops(loop):
-                names += more
+                names += inner_names
         if not names:
             return {}
         numbers: dict[_Key, Number] = {}
@@ -111,20 +111,22 @@ class AssignedScalars:
                 if value is not None:
                     numbers[code, name] = value
         if is_copy(frame):
-            space.clear()  # it is a copy that would keep the values alive
+            space.clear()  # the copy would keep the values alive
         return numbers
 
-    def _take(self, numbers: Mapping[_Key, Number], index: int, own: Container[_Key]) -> None:
-        """Write the values of columns; hold back those of variables that may become columns.
+    def _take(
+        self, numbers: Mapping[_Key, Number], index: int, own_variables: Container[_Key]
+    ) -> None:
+        """Write the values of columns; hold back the values of variables that may become columns.
 
-        `own` are the variables that the loop itself assigns; the others belong to loops inside it.
+        `own_variables` are those that the loop itself assigns; all other variables belong to loops inside it.
         """
         prefix = self._point()
         items: dict[Origin, list[tuple[str, Number]]] = {}
         for key, value in numbers.items():
             column = self._columns.get(key)
             if column is None:
-                origin = Origin.ASSIGNED if key in own else Origin.INNER
+                origin = Origin.ASSIGNED if key in own_variables else Origin.INNER
                 column = self._columns[key] = _Column(self._label(*key), origin)
             if column.accepted:
                 items.setdefault(column.origin, []).append((column.label, value))
@@ -136,15 +138,16 @@ class AssignedScalars:
             self._records.append(origin, prefix, values)
 
     def _accept(self, column: _Column) -> None:
-        if sum(other.accepted is True for other in self._columns.values()) >= COLUMNS:
+        """Make a variable a column and write the values that were held back, unless there are too many columns."""
+        if sum(each.accepted is True for each in self._columns.values()) >= COLUMNS:
             column.reject()
             return
-        for prefix, _, value in column.held:
+        for prefix, _, value in column.held_values:
             self._records.append(column.origin, prefix, [(column.label, value)])
         column.accept()
 
     def _label(self, code: CodeType, name: str) -> str:
-        """Return the name of a column; with the function's name if two functions use the variable name."""
+        """Return the name of a column: that of the variable, with its function if another column has the name."""
         label = name
         if label in self._labels:
             label = f"{code.co_name}.{name}"
@@ -162,30 +165,31 @@ class AssignedScalars:
 
 
 class _Column:
-    """A variable, and the values held back until it is known whether it becomes a column."""
+    """A variable, with the values that are held back until it is known whether it becomes a column."""
 
-    __slots__ = ("accepted", "clocks", "held", "label", "origin")
+    __slots__ = ("accepted", "clocks", "held_values", "label", "origin")
 
     def __init__(self, label: str, origin: Origin) -> None:
         self.label = label
         self.origin = origin
         self.accepted: bool | None = None
-        self.held: list[tuple[bytes, int, Number]] = []
+        """Whether the variable is a column; None if that is not known yet."""
+        self.held_values: list[tuple[bytes, int, Number]] = []
         self.clocks = 0
         """How many of the values may be readings of the clock."""
 
     def hold(self, prefix: bytes, index: int, value: Number, *, is_clock: bool) -> None:
-        if len(self.held) >= UNDECIDED:
-            del self.held[1]
-            self.clocks = min(self.clocks, len(self.held))
-        self.held.append((prefix, index, value))
+        if len(self.held_values) >= UNDECIDED:
+            del self.held_values[1]
+            self.clocks = min(self.clocks, len(self.held_values))
+        self.held_values.append((prefix, index, value))
         self.clocks += is_clock
 
     def verdict(self) -> bool:
-        """Return True if the values so far make the variable a column; reject it if they never will."""
-        values = [value for _, _, value in self.held]
+        """Return True if the variable becomes a column, given its values so far; reject a counter or a clock."""
+        values = [value for _, _, value in self.held_values]
         if all(_same(value, values[0]) for value in values):
-            return False  # it has not changed yet
+            return False  # the value has not changed yet
         if self.clocks == len(values):
             if len(values) >= DECIDES:
                 self.reject()
@@ -198,9 +202,9 @@ class _Column:
             return not evenly
         return len(values) == DECIDES and not self._grows_evenly()
 
-    def worth_keeping_at_the_end(self) -> bool:
-        """Return True if a variable is shown although too few iterations ran to judge it."""
-        values = [value for _, _, value in self.held]
+    def is_shown_at_the_end(self) -> bool:
+        """Return True if the variable becomes a column when the run ends after too few iterations for `verdict`."""
+        values = [value for _, _, value in self.held_values]
         if not values or self.clocks == len(values):
             return False
         if len(values) == 1:
@@ -209,21 +213,21 @@ class _Column:
         return changed and not self._grows_evenly(by=1 if len(values) < DECIDES else None)
 
     def accept(self) -> None:
-        self.accepted, self.held = True, []
+        self.accepted, self.held_values = True, []
 
     def reject(self) -> None:
-        self.accepted, self.held = False, []
+        self.accepted, self.held_values = False, []
 
     def _grows_evenly(self, by: int | None = None) -> bool:
-        """Return True if whole numbers grow with the iterations, by the same amount for each."""
-        (_, first, start), (_, last, end) = self.held[0], self.held[-1]
-        if first == last or not all(type(value) is int for _, _, value in self.held):
+        """Return True if whole numbers grow by the same amount in each iteration (by `by`, if it is given)."""
+        (_, first, start), (_, last, end) = self.held_values[0], self.held_values[-1]
+        if first == last or not all(type(value) is int for _, _, value in self.held_values):
             return False
         slope = (end - start) / (last - first)
         if by is not None:
             return slope == by
         return slope != 0 and all(
-            value - start == slope * (index - first) for _, index, value in self.held
+            value - start == slope * (index - first) for _, index, value in self.held_values
         )
 
 
@@ -232,7 +236,7 @@ def _same(first: Number, second: Number) -> bool:
 
 
 def is_copy(frame: FrameType) -> bool:
-    """Return True if `f_locals` of a frame is a copy that only Rearview has requested."""
+    """Return True if `f_locals` of a frame is a copy that only Rearview uses."""
     code = frame.f_code
     return (
         sys.version_info < (3, 13)
@@ -261,7 +265,7 @@ _TENSOR_FORMATS = {
 
 
 def number(value: Any) -> Number | None:
-    """Return a value as a number without calling code of the program; None if it is no number.
+    """Return a value as a plain number without calling code of the program, or None if it is not a number.
 
     >>> number(0.5), number("0.5"), number(1 << 80)
     (0.5, None, None)
@@ -290,8 +294,8 @@ def _numpy_number(value: Any) -> Number | None:
 def _tensor_number(value: Any) -> Number | None:
     """Return the number in a CPU tensor without dimensions, read from its memory.
 
-    No operation of torch runs: a profiler, a dispatch mode and autograd see nothing, and nothing
-    waits for an accelerator.
+    No operation of torch runs, so profilers, dispatch modes and autograd see nothing, and the program does not
+    wait for an accelerator.
     """
     torch = sys.modules.get("torch")
     if torch is None or type(value) not in (torch.Tensor, torch.nn.Parameter):
@@ -302,15 +306,15 @@ def _tensor_number(value: Any) -> Number | None:
         return None
     if value.device.type != "cpu" or value.dim() or value.layout is not torch.strided:
         return None
-    form = _TENSOR_FORMATS.get(str(value.dtype))
-    if form is None or value.is_neg() or value.is_conj():
+    format_char = _TENSOR_FORMATS.get(str(value.dtype))
+    if format_char is None or value.is_neg() or value.is_conj():
         return None
     address = value.data_ptr()
     if not address:
         return None
     size = value.element_size()
     data = ctypes.string_at(address, size)
-    if not form:  # bfloat16 is the upper half of a float32
-        data, form = b"\0\0" + data, "f"
-    unpacked: Number = struct.unpack(f"={form}", data)[0]
+    if not format_char:  # bfloat16 is the upper half of a float32
+        data, format_char = b"\0\0" + data, "f"
+    unpacked: Number = struct.unpack(f"={format_char}", data)[0]
     return unpacked

@@ -1,0 +1,136 @@
+"""Read and append the JSON files of the store: lines and documents of small facts, each with a checksum.
+
+Several processes may append lines to one file. From format 2 on, every line and every document has a checksum
+(`durable_files.add_check`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rearview.durable_files import add_check, is_intact
+from rearview.errors import DamagedError, StoreError
+from rearview.store.create_files import open_file
+
+CHECKED = 2
+"""First format in which lines and documents have a checksum."""
+
+
+def append_line(file: Path, facts: Mapping[str, Any]) -> None:
+    """Append one line of facts to a file; after a crash, readers see the complete line or no line."""
+    fd = open_file(file, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+    try:
+        size = os.fstat(fd).st_size
+        # end the line that a dead process left incomplete, so that only this line is lost
+        is_torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
+        os.write(fd, b"\n" * is_torn + add_check(encode(facts)) + b"\n")
+    finally:
+        os.close(fd)
+
+
+def read_lines(file: Path, newest: int) -> Iterator[dict[str, Any]]:
+    """Yield the facts of every intact line; raise for a line of a format above `newest`."""
+    for line in _lines(file):
+        facts = decode_facts(line, newest)
+        if (
+            facts is not None
+        ):  # else the line is damaged, or was cut off by a crash and never acknowledged
+            check_format(facts, newest, file)
+            yield facts
+
+
+def damaged_lines(file: Path, newest: int) -> int:
+    """Return how many lines of a file are damaged or were cut off by a crash."""
+    return sum(decode_facts(line, newest) is None for line in _lines(file) if line)
+
+
+def _lines(file: Path) -> list[bytes]:
+    try:
+        *complete_lines, last_line = file.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return []
+    # an incomplete last line is ignored; a last line that lacks only its line end is read
+    return [*complete_lines, last_line[:-1]] if is_intact(last_line[:-1]) else complete_lines
+
+
+def decode_facts(text: bytes, newest: int) -> dict[str, Any] | None:
+    """Return the facts of a line or document, or None for damaged text.
+
+    A checksum may be missing only in formats before `CHECKED` and in formats above `newest`.
+    """
+    intact = is_intact(text)
+    try:
+        facts = json.loads(text) if intact is not False else None
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(facts, dict):
+        return None
+    number = facts.get("format", 1)
+    if intact is None and (type(number) is not int or CHECKED <= number <= newest):
+        return None
+    facts.pop("c", None)
+    return facts
+
+
+def read_facts(file: Path, newest: int) -> dict[str, Any]:
+    """Return the facts of a file; raise if they are damaged."""
+    try:
+        facts = decode_facts(file.read_bytes(), newest)
+    except FileNotFoundError:
+        raise
+    except OSError as exc:
+        raise DamagedError(
+            f"{file} cannot be read: {exc.strerror or exc}. `rearview verify` lists all damage.",
+            slug="damaged",
+        ) from exc
+    if facts is None:
+        raise DamagedError(
+            f"{file} cannot be read: its content is damaged. `rearview verify` lists all damage.",
+            slug="damaged",
+        )
+    check_format(facts, newest, file)
+    return facts
+
+
+def encode(facts: Mapping[str, Any]) -> bytes:
+    """Return facts as one line of JSON; values that JSON cannot express are converted, most of them by `repr`."""
+    return json.dumps(facts, default=_plain, separators=(",", ":")).encode("ascii")
+
+
+def fields_of_struct(struct: msgspec.Struct) -> dict[str, Any]:
+    """Return the fields of a struct by name; fields that are None are left out, as in old files."""
+    fields = msgspec.structs.asdict(struct)
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def check_format(facts: Mapping[str, Any], newest: int, file: Path) -> None:
+    """Raise if a newer Rearview wrote the facts."""
+    number = facts.get("format", 1)
+    if not isinstance(number, int) or number > newest:
+        raise StoreError(
+            f"{file} has format {number!r}; this Rearview reads up to {newest}. Upgrade with "
+            "`pip install --upgrade rearview`.",
+            slug="store-newer",
+        )
+
+
+def _plain(value: Any) -> Any:
+    """Return a value that JSON can express in place of `value`, which JSON cannot express."""
+    if isinstance(value, (set, frozenset, tuple)):
+        return list(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, msgspec.Struct):
+        return fields_of_struct(value)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    item = getattr(value, "item", None)  # scalars of numpy and torch
+    if item is not None and getattr(value, "shape", None) == ():
+        return item()
+    return repr(value)
