@@ -2,7 +2,7 @@
 
 Started by `warm_start.py` as `python warm_process.py NUMBER-OF-A-SOCKET [MODULE …]`. Each request brings a command line, a
 folder, an environment and the three standard streams; the answer is the number of the process that runs the command.
-The child does what `runtime/first_file.py`, or `python -m rearview`, does in a fresh interpreter, to its
+The child does what `runtime/launcher.py`, or `python -m rearview`, does in a fresh interpreter, to its
 normal end.
 """
 
@@ -28,9 +28,9 @@ import struct  # noqa: E402
 import threading  # noqa: E402
 import time  # noqa: E402
 
-import rearview.runtime.run_program as launcher  # noqa: E402
 import rearview.runtime.start_recording  # noqa: E402, F401
 from rearview.model.process_messages import LAUNCHER  # noqa: E402
+from rearview.runtime import run_program  # noqa: E402
 
 HEAD = struct.Struct("I")
 STREAMS = struct.Struct("3i")
@@ -121,7 +121,7 @@ def run() -> None:
         except Replaced:
             sys.path[:] = path
             sys.modules["__main__"] = main_module
-    launcher.main(PLAIN)
+    run_program.main(PLAIN)
 
 
 def leave(code: object) -> None:

@@ -19,7 +19,7 @@ import torch
 from blake3 import blake3
 from workloads import WORKLOADS
 
-from rearview.runtime.saving.late_copy import CopyRange, read
+from rearview.runtime.saving.late_copy import CopyRange, copy_if_mapped
 
 SIZE = 400 << 20
 
@@ -72,7 +72,7 @@ def main():
 
     actions = {
         "nothing": lambda: time.sleep(0.05),
-        "copy": lambda: read(CopyRange(target.ctypes.data, source.ctypes.data, SIZE)),
+        "copy": lambda: copy_if_mapped(CopyRange(target.ctypes.data, source.ctypes.data, SIZE)),
         "hash": lambda: blake3(view).digest(),
         "write": write,
     }

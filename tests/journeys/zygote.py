@@ -84,8 +84,8 @@ if __name__ == "__main__":
     import torch.utils.data  # noqa: F401
 
     import rearview.runtime.replay.start_replay
-    import rearview.runtime.run_program as launcher
     import rearview.runtime.start_recording  # noqa: F401
+    from rearview.runtime import run_program
 
     # no child searches the libraries' objects for garbage, which takes longer than most programs
     gc.freeze()
@@ -95,7 +95,7 @@ if __name__ == "__main__":
         random.seed()
         sys.argv = ["-m"]
         try:
-            launcher.main()
+            run_program.main()
         except SystemExit as request:
             leave(request.code)
             raise

@@ -31,7 +31,7 @@ class Watching(Session):
         sources_of(entry.source, lambda _: True)
         return index
 
-    def exhausted(self, entry, index, frame):
+    def on_exhausted(self, entry, index, frame):
         sources_of(entry.source, lambda _: True)
         return True
 
@@ -347,7 +347,7 @@ def watching(stride):
     with tempfile.TemporaryDirectory() as folder:
         session = Watching(Project.create(Path(folder)), "run", Settings(), stride=stride)
         before = {one: builtins.__dict__.get(one) for one in (HOOK, PARTS, WALK, ITER)}
-        importer._hook(session, importer._is_never_compiling)
+        importer._offer_hooks(session, importer._is_never_compiling)
         importer.offer(WALK, LoopIterator)
         importer.offer_value(ITER, iter)
         try:

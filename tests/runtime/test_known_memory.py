@@ -26,9 +26,9 @@ def held():
 def test_memory_found_equal_twice_is_remembered(held):
     data = as_bytes(np.ones(MB, np.uint8))
     assert not held.holds(data, "a")
-    held.note(data, "a", KnownFrom.READ)
+    held.remember(data, "a", KnownFrom.READ)
     assert not held.holds(data, "a")  # it may have changed since: nobody watched
-    held.note(data, "a", KnownFrom.READ)
+    held.remember(data, "a", KnownFrom.READ)
     assert held.holds(data, "a")
     assert not held.holds(data, "b")
     assert not held.holds(data[: MB // 2], "a")
@@ -37,26 +37,26 @@ def test_memory_found_equal_twice_is_remembered(held):
 def test_memory_read_and_then_compared_is_not_watched_yet(held):
     data = as_bytes(np.ones(MB, np.uint8))
     for oid in ("a", "b"):
-        held.note(data, oid, KnownFrom.READ)
-        held.note(data, oid, KnownFrom.HASHED)
+        held.remember(data, oid, KnownFrom.READ)
+        held.remember(data, oid, KnownFrom.HASHED)
         assert not held.holds(data, oid)
-    held.note(data, "b", KnownFrom.READ)
+    held.remember(data, "b", KnownFrom.READ)
     assert held.holds(data, "b")
 
 
 def test_any_write_ends_the_knowledge_about_memory(held):
     array = np.ones(MB, np.uint8)
     for _ in range(2):
-        held.note(as_bytes(array), "a", KnownFrom.READ)
+        held.remember(as_bytes(array), "a", KnownFrom.READ)
     ctypes.memset(array.ctypes.data + 5000, 3, 1)
     assert not held.holds(as_bytes(array), "a")
-    held.note(as_bytes(array), "b", KnownFrom.READ)
-    held.note(as_bytes(array), "b", KnownFrom.READ)
+    held.remember(as_bytes(array), "b", KnownFrom.READ)
+    held.remember(as_bytes(array), "b", KnownFrom.READ)
     assert held.holds(as_bytes(array), "b")
 
 
 def test_small_memory_is_not_remembered(held):
     small = as_bytes(np.ones(100, np.uint8))
-    held.note(small, "a", KnownFrom.READ)
-    held.note(small, "a", KnownFrom.READ)
+    held.remember(small, "a", KnownFrom.READ)
+    held.remember(small, "a", KnownFrom.READ)
     assert not held.holds(small, "a")

@@ -27,7 +27,7 @@ class Watching(Session):
             self.entered.append((self.stack[0].now, entry.ordinal))
         super().push(entry)
 
-    def exhausted(self, entry, index, frame):
+    def on_exhausted(self, entry, index, frame):
         return True
 
 

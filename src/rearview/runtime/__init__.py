@@ -1,1 +1,1 @@
-"""Inside the user's process."""
+"""Inside the user's process: record, resume or replay the program."""

@@ -44,7 +44,7 @@ def log(name: str | Mapping[str, Any], value: Any = None) -> Any:
     """Record a value by name at the current point; return the value.
 
     Scalars and strings are stored as they are; arrays, tensors, images and histograms as objects;
-    each item of a mapping is a record. Once the call returns, a kill does not lose the record.
+    each item of a mapping is a record. After the call, even a kill does not lose the record.
     """
     session = current()
     if type(name) is str:
@@ -61,7 +61,7 @@ def log(name: str | Mapping[str, Any], value: Any = None) -> Any:
 
 
 LONGEST = 1000
-"""Characters that a name may have."""
+"""Most characters in a name."""
 _USABLE: set[str] = set()
 """Names that were checked and can be used."""
 _REFUSED: set[str] = set()
@@ -69,7 +69,7 @@ _REFUSED: set[str] = set()
 
 
 def _is_name(name: str) -> bool:
-    """Return True if `name` can be the name of records; else warn, once for each name."""
+    """Return True if records can have this name; else warn, once for each name."""
     why = ""
     if not name.strip():
         why = "it is empty"
@@ -122,38 +122,39 @@ def _refuse(name: object, why: str) -> None:
 
 
 _SHOWN, _MOST_REFUSED = 60, 20
-"""Characters of a refused name that a warning shows; number of names that get a warning."""
+"""Number of characters of a refused name that a warning shows; number of names that get a warning."""
 
 
 def arg(name: str, default: V) -> V:
-    """Return a hyper-parameter: from the command line if it is given there, else `default`.
+    """Return a hyper-parameter: its value on the command line if there is one, else `default`.
 
-    `--lr 0.1`, `--lr=0.1` and `lr=0.1` on the script's command line all set `lr`, and so does
-    `rearview run --arg lr=0.1 train.py`. The value takes the type of the default and is recorded.
+    `--lr 0.1`, `--lr=0.1` and `lr=0.1` on the script's command line all set `lr`;
+    `rearview run --arg lr=0.1 train.py` also does. The value takes the type of the default and is recorded.
     """
     session = current()
     text = session.arg_values.get(name)
     if text is None:
-        text = given_on(sys.argv[1:], name)
-    value = default if text is None else converted(name, text, default)
-    session.argument({name: value})
+        text = text_on_command_line(sys.argv[1:], name)
+    value = default if text is None else convert_text(name, text, default)
+    session.record_arguments({name: value})
     return value
 
 
 def params(values: Mapping[str, Any]) -> None:
-    """Record hyper-parameters of the run, as `arg` does with those that it returns.
+    """Record hyper-parameters of the run, as `arg` does with the values that it returns.
 
-    They become arguments: columns that can be used in conditions. A later value of a name wins.
+    They become arguments: columns that can be used in conditions. A later value replaces an earlier one.
     """
     if values:
-        current().argument({str(name): value for name, value in values.items()})
+        current().record_arguments({str(name): value for name, value in values.items()})
 
 
-def given_on(argv: list[str], name: str) -> str | None:
-    """Return the text that a command line gives for `name`, None if it gives none.
+def text_on_command_line(argv: list[str], name: str) -> str | None:
+    """Return the text that a command line gives for `name`, or None if it gives none.
 
-    >>> given_on(["--lr", "0.1", "epochs=3"], "lr"), given_on(["--lr=1"], "lr"), given_on([], "lr")
-    ('0.1', '1', None)
+    >>> text_on_command_line(["--lr", "0.1", "epochs=3"], "lr"), text_on_command_line(["--lr=1"], "lr")
+    ('0.1', '1')
+    >>> text_on_command_line([], "lr")
     """
     flags = {f"--{name}", f"--{name.replace('_', '-')}"}
     text_given = None
@@ -166,10 +167,10 @@ def given_on(argv: list[str], name: str) -> str | None:
     return text_given
 
 
-def converted(name: str, text: str, default: Any) -> Any:
+def convert_text(name: str, text: str, default: Any) -> Any:
     """Return `text` as a value of the type that `default` has.
 
-    >>> converted("lr", "1e-3", 0.1), converted("flag", "no", True), converted("n", "3", None)
+    >>> convert_text("lr", "1e-3", 0.1), convert_text("flag", "no", True), convert_text("n", "3", None)
     (0.001, False, '3')
     """
     kind = type(default)
@@ -190,7 +191,7 @@ def converted(name: str, text: str, default: Any) -> Any:
 
 
 def loop(name: str, iterable: Iterable[T]) -> Iterable[T]:
-    """Return `iterable` as a loop called `name`: its iterations name points and can be replayed."""
+    """Return `iterable` as a loop called `name`: each iteration is a point, and can be replayed."""
     explicit: Iterable[T] = NamedLoop(current(), name, iterable)
     return explicit
 
@@ -198,8 +199,8 @@ def loop(name: str, iterable: Iterable[T]) -> Iterable[T]:
 def block(name: str) -> Iterable[None]:
     """Return a loop of one iteration, called `name`: `for _ in rearview.block("prepare"): …`.
 
-    Recording runs the body and saves the changes that it made, if that is cheaper than running it again. A
-    replay or resumed run skips the body and restores these changes, unless the segment asks for a value inside it.
+    Recording runs the body and saves the changes that it made, if saving is cheaper than running the body again. A
+    replay or resumed run skips the body and restores these changes, unless a value inside the body is wanted.
     """
     return loop(name, (None,))
 
@@ -212,11 +213,11 @@ def checkpointing(**objects: Any) -> Iterator[None]:
     requested values, and restores what they changed.
     """
     session = current()
-    before = dict(session.declared)
+    outer_objects = dict(session.declared)
     session.declared.update(objects)
     session.checkpointing += 1
     try:
         yield
     finally:
         session.checkpointing -= 1
-        session.declared = before
+        session.declared = outer_objects

@@ -1,8 +1,8 @@
 """Find, restore and compare the checkpoints of a run that is executed again.
 
-A replay or a resumed run looks up checkpoints by the loops being executed. `KnownMemory` remembers
-which stored object a memory block equals, so that it is not read or hashed again: a data set in
-memory is part of every checkpoint of a run, and the same in all of them.
+A replay or a resumed run looks up checkpoints by the loop path. `KnownMemory` remembers
+which stored object a memory block equals, so that the object is not read or hashed again: for example, a data set
+in memory is equal in all checkpoints of a run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import msgspec
 from rearview.errors import ReplayError
 from rearview.model import Checkpoint, Edge, LoopStep
 from rearview.runtime.loops import LoopEntry
-from rearview.runtime.program_frames import as_recorded, load_modules, qualified, rebind
+from rearview.runtime.program_frames import as_recorded, load_modules, rebind
 from rearview.runtime.sandbox.file_view import PathUse
 from rearview.runtime.sandbox.written_files import restore_files
 from rearview.runtime.saving.dirty_pages import TRACK_FROM, Pages, PageWatch, address_of
@@ -38,22 +38,22 @@ class KnownFrom(Enum):
     """How Rearview learned that memory equals an object."""
 
     READ = "read"
-    """It was filled from the store."""
+    """The object was read from the store into the memory."""
     HASHED = "hashed"
-    """Its hash equals that of the recorded object."""
+    """The hash of the memory equals the hash of the object."""
 
 
 @dataclass(slots=True)
 class _KnownBlock:
     nbytes: int
     oid: str
-    ways: tuple[KnownFrom, ...]
+    known_from: tuple[KnownFrom, ...]
     watch: PageWatch | None
 
 
 @dataclass(slots=True)
 class KnownMemory:
-    """Memory of this process that equals stored objects, as long as it is not written."""
+    """Remembers which memory of this process equals stored objects, until the memory is written."""
 
     pages: Pages = field(default_factory=Pages)
     blocks: dict[int, _KnownBlock] = field(default_factory=dict)
@@ -67,12 +67,12 @@ class KnownMemory:
             return False
         return self.pages.unwritten(block.watch, view)
 
-    def note(self, view: memoryview, oid: str, how: KnownFrom) -> None:
-        """Remember that `view` now holds `oid`.
+    def remember(self, view: memoryview, oid: str, how: KnownFrom) -> None:
+        """Remember that `view` now holds the object `oid`; `how` says how Rearview knows.
 
-        Its pages are watched only after the same object was read, or hashed, twice: most memory
-        changes every time, and watching costs more than reading. A hash after a read does not count
-        as the second time, because every restored state is compared shortly after.
+        The pages are watched only after the object was read twice, or hashed twice: most memory
+        changes between two checkpoints, and watching costs more than reading. A hash after a read does not count
+        as the second time, because every restored state is compared soon after the restore.
         """
         if len(view) < TRACK_FROM or not self.pages.available:
             return
@@ -81,10 +81,10 @@ class KnownMemory:
         if block is not None and block.watch is not None:
             self.pages.forget(block.watch)
         same = block is not None and (block.oid, block.nbytes) == (oid, len(view))
-        ways = block.ways if block is not None and same else ()
-        watch = self.pages.watch(view) if how in ways else None
+        known_from = block.known_from if block is not None and same else ()
+        watch = self.pages.watch(view) if how in known_from else None
         self.blocks[address] = _KnownBlock(
-            len(view), oid, ways if how in ways else (*ways, how), watch
+            len(view), oid, known_from if how in known_from else (*known_from, how), watch
         )
 
 
@@ -92,9 +92,9 @@ Key = tuple[Edge, tuple[LoopStep, ...]]
 
 
 def key_of(edge: Edge, path: Sequence[LoopStep]) -> Key:
-    """Return the key of a checkpoint: its edge and its path of (loop, ordinal, index).
+    """Return the key of a checkpoint: its edge, and its loop path of (loop, ordinal, index).
 
-    After a loop the last index does not matter and is replaced by -1.
+    At the end of a loop the last index does not matter and is replaced by -1.
     """
     if edge is Edge.END:
         path = [*path[:-1], path[-1]._replace(iteration=-1)]
@@ -109,16 +109,18 @@ class CheckpointIndex:
     store: Checkpoints
     complete: dict[Key, Checkpoint] = field(default_factory=dict)
     partial: dict[Key, Checkpoint] = field(default_factory=dict)
-    """Checkpoints with missing parts; their other parts can be compared."""
+    """Checkpoints with missing parts, which serve only for comparison."""
     starts: dict[tuple[Any, ...], list[int]] = field(default_factory=dict)
-    """Iterations at which a loop can be entered, in order, by its path without the index."""
+    """By loop path without the last index: iterations at which the loop can be entered, sorted."""
     restored: int = 0
+    """Number of checkpoints that were restored."""
     seconds: float = 0.0
     """Seconds spent restoring."""
     pending: Checkpoint | None = None
+    """The checkpoint to which `advance` brings a loop; None if none is chosen."""
     known_memory: KnownMemory = field(default_factory=KnownMemory)
     _last_roots: tuple[str, dict[str, list[str]]] = field(default=("", {}))
-    """The oid of the part with the roots in the last checkpoint used, and the decoded roots."""
+    """The oid of the part with the roots in the last loaded checkpoint, and the decoded roots."""
 
     @classmethod
     def of(
@@ -138,11 +140,14 @@ class CheckpointIndex:
             else:
                 index.complete[key] = checkpoint
                 if checkpoint.edge is Edge.START:
-                    insort(index.starts.setdefault(_loop(key[1]), []), key[1][-1][2])
+                    insort(index.starts.setdefault(_without_index(key[1]), []), key[1][-1][2])
         return index
 
-    def anchor(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
-        """Walk the anchors if the recording walked them at this boundary."""
+    def walk_recorded_anchors(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
+        """Walk the anchors of the outermost loop if the recording walked them before iteration `index`.
+
+        Raise if the live objects differ from the recorded anchors.
+        """
         nest = self.session.nest
         if nest is None or nest.entry is not entry or nest.anchors is not None:
             return
@@ -153,26 +158,26 @@ class CheckpointIndex:
                 recorded = msgspec.json.decode(loaded["anchors"])
                 live, _ = self.session.roots(frame)
                 matching = as_recorded(live, recorded["names"])
-                missing = [name for name in recorded["names"] if name not in matching]
-                if missing:
+                missing_names = [name for name in recorded["names"] if name not in matching]
+                if missing_names:
                     raise ReplayError(
-                        f"{_plain(missing[0])} existed when the run entered the loop {entry.site.name}, "
+                        f"{_root_in_words(missing_names[0])} existed when the run entered the loop {entry.site.name}, "
                         "and does not exist now. The program took another path; was an input changed?",
                         slug="anchors",
                     )
-                self.session.anchor(nest, index, matching, recorded["signature"]).check(
+                self.session.walk_anchors(nest, index, matching, recorded["signature"]).check(
                     recorded["signature"]
                 )
                 return
 
     def _of_loop(self, head: tuple[str, int]) -> Iterator[tuple[Key, Checkpoint]]:
-        for kept in (self.complete, self.partial):
-            for key, checkpoint in kept.items():
+        for checkpoints in (self.complete, self.partial):
+            for key, checkpoint in checkpoints.items():
                 if key[1][0][:2] == head:
                     yield key, checkpoint
 
     def at(self, edge: Edge, path: Sequence[LoopStep]) -> Checkpoint | None:
-        """Return the complete checkpoint at a boundary; None if there is none, or no anchors yet."""
+        """Return the complete checkpoint at a boundary, or None if there is none or the anchors were not walked yet."""
         checkpoint = self.complete.get(key_of(edge, path))
         nest = self.session.nest
         if checkpoint is None or nest is None or nest.anchors is None:
@@ -180,34 +185,40 @@ class CheckpointIndex:
         return checkpoint
 
     def to_compare(self, edge: Edge, path: Sequence[LoopStep]) -> Checkpoint | None:
-        """Return the checkpoint to compare with at a boundary; a partial one if there is no other."""
+        """Return the checkpoint to compare the state with at a boundary, or None if there is none.
+
+        A partial checkpoint is returned only if there is no complete one.
+        """
         nest = self.session.nest
         if nest is None or nest.anchors is None:
             return None
         return self.at(edge, path) or self.partial.get(key_of(edge, path))
 
     def nearest(self, path: Sequence[LoopStep], goal: int) -> Checkpoint | None:
-        """Return the last checkpoint of the loop that `path` ends in, up to iteration `goal`."""
+        """Return the last checkpoint after the current iteration, up to iteration `goal`, or None if there is none.
+
+        Loop and iteration are the last in `path`.
+        """
         _, steps = key_of(Edge.START, path)
         *outer, (site, ordinal, index) = steps
-        starts = self.starts.get(_loop(steps), [])
-        best = bisect_right(starts, goal) - 1
-        if best < 0 or starts[best] <= index:
+        starts = self.starts.get(_without_index(steps), [])
+        position = bisect_right(starts, goal) - 1
+        if position < 0 or starts[position] <= index:
             return None
-        return self.at(Edge.START, [*outer, LoopStep(site, ordinal, starts[best])])
+        return self.at(Edge.START, [*outer, LoopStep(site, ordinal, starts[position])])
 
     def has_more(self, path: Sequence[LoopStep], reach: int) -> bool:
-        """Return True if a checkpoint to compare with follows, up to iteration `reach` of this loop."""
+        """Return True if a checkpoint follows after `path`, up to iteration `reach` of the last loop in it."""
         _, steps = key_of(Edge.START, path)
         for key, checkpoint in (*self.complete.items(), *self.partial.items()):
             last = checkpoint.meta.path[-1].iteration
             later = last > steps[-1][2] or checkpoint.edge is Edge.END
-            if _loop(key[1]) == _loop(steps) and later and last <= reach:
+            if _without_index(key[1]) == _without_index(steps) and later and last <= reach:
                 return True
         return False
 
     def advance(self, source: Iterator[Any], count: int, frame: FrameType) -> None:
-        """Draw and drop `count` items, then restore the pending checkpoint."""
+        """Draw `count` items from the loop's iterator `source` and drop them, then restore the pending checkpoint."""
         deque(draw_items(source, count), maxlen=0)
         assert self.pending is not None
         self.restore(self.pending, frame)
@@ -223,7 +234,7 @@ class CheckpointIndex:
         recorded = self._recorded_roots(loaded)
         load_modules(recorded["names"])
         live, frames = self.session.roots(frame)
-        functions = [qualified(program_frame.f_code) for program_frame in frames]
+        functions = [program_frame.f_code.co_qualname for program_frame in frames]
         if functions != recorded["frames"]:
             raise ReplayError(
                 f"The checkpoint at {checkpoint.point} was taken in {' → '.join(recorded['frames'])}; "
@@ -245,7 +256,7 @@ class CheckpointIndex:
             view, oid = as_bytes(memory), checkpoint.parts[key].oid
             if not self.known_memory.holds(view, oid):
                 loaded.read_into(key, view)
-                self.known_memory.note(view, oid, KnownFrom.READ)
+                self.known_memory.remember(view, oid, KnownFrom.READ)
 
         values = restore(nest.anchors, matching, skeleton, loaded.__getitem__, read)
         rebind(values, matching, frames)
@@ -253,14 +264,14 @@ class CheckpointIndex:
         self.seconds += perf_counter() - begun
 
     def _recorded_roots(self, loaded: LoadedCheckpoint) -> dict[str, list[str]]:
-        """Return the recorded roots of a checkpoint; decoded once as long as they are the same."""
+        """Return the recorded roots of a checkpoint; equal roots of several checkpoints are decoded once."""
         oid = loaded.checkpoint.parts["roots"].oid
         if oid != self._last_roots[0]:
             self._last_roots = (oid, msgspec.json.decode(loaded["roots"]))
         return self._last_roots[1]
 
     def difference(self, checkpoint: Checkpoint, frame: FrameType) -> Difference | None:
-        """Return the first difference between the live state and `checkpoint`, or None."""
+        """Return the first difference between the live state and `checkpoint`, or None if they are equal."""
         nest = self.session.nest
         assert nest is not None
         assert nest.anchors is not None
@@ -271,13 +282,13 @@ class CheckpointIndex:
         captured = capture(nest.anchors, matching)
 
         def equal_buffers(key: str, current_key: str) -> bool:
-            # the recorded object need not be read: its name is its hash
+            # the stored object need not be read: its oid is the hash of its bytes
             view, oid = as_bytes(captured.buffers[current_key]), checkpoint.parts[key].oid
             if self.known_memory.holds(view, oid):
                 return True
             if digest(view) != oid:
                 return False
-            self.known_memory.note(view, oid, KnownFrom.HASHED)
+            self.known_memory.remember(view, oid, KnownFrom.HASHED)
             return True
 
         skeleton = bytes(loaded["skeleton"])
@@ -291,14 +302,14 @@ class CheckpointIndex:
         )
 
 
-def _loop(steps: tuple[tuple[str, int, int], ...]) -> tuple[Any, ...]:
+def _without_index(steps: tuple[tuple[str, int, int], ...]) -> tuple[Any, ...]:
     return (*steps[:-1], steps[-1][:2])
 
 
-def _plain(root: str) -> str:
-    """Return the name of a root as the user knows it.
+def _root_in_words(root: str) -> str:
+    """Return the name of a root in words for the user.
 
-    >>> _plain("local:0:main:model"), _plain("global:__main__:lr")
+    >>> _root_in_words("local:0:main:model"), _root_in_words("global:__main__:lr")
     ('model in main', 'lr in __main__')
     """
     _, _, scoped = root.partition(":")

@@ -1,6 +1,6 @@
 """The lines that `rearview run` prints at the end: recorded data, cost, and the next command.
 
-They are printed only if standard error is a terminal: output that is compared, stored or piped holds only
+These lines are printed only if standard error is a terminal: output that is compared, stored or piped holds only
 the program's own lines.
 """
 
@@ -18,9 +18,9 @@ from rearview.model.wording import plural, printable, size
 from rearview.store.printed_lines import read_printed_lines
 
 MOST_NAMED = 6
-"""Columns that are named; more are counted."""
+"""Most columns that are named; further ones are only counted."""
 _MOST_LINES = 300
-"""Printed lines that are read for their names."""
+"""Number of lines printed by the program in which names of columns are searched."""
 _USAGE_ERROR = 2
 """Exit code of a program that refuses its arguments: argparse, click and others use it."""
 _ARGUMENTS = (
@@ -54,9 +54,10 @@ def closing_lines(
     code: int = 0,
     hint: str = "",
 ) -> Iterator[str]:
-    """Yield the lines about a run that has ended: from its measurements and the names that it logged.
+    """Yield the lines about a run that has ended, from its measurements and the names that it `logged`.
 
-    `code` is the exit code of the program; `hint` is advice about its failure, empty if there is none.
+    `args` is the number of its parameters, `folder` the folder of the run, `code` the exit code of the
+    program; `hint` is advice about a failure, empty if there is none.
     """
     captured = [name for name in summary.captured.get("names", {}) if name != "step"]
     names = list(dict.fromkeys([*sorted(logged), *captured, *_printed_names(folder)]))
@@ -99,12 +100,12 @@ def _columns(names: list[str]) -> str:
     if not names:
         return "no columns"
     shown = ", ".join(printable(name, line=True) for name in names[:MOST_NAMED])
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return f"columns {shown}{more}"
+    unnamed = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return f"columns {shown}{unnamed}"
 
 
 def _printed_names(folder: Path) -> list[str]:
-    """Return the names that the first lines of the run would give."""
+    """Return the names of the columns that the first lines printed by the program contain."""
     from rearview.source.numbers_in_output import numbers_in  # only for people at a terminal
 
     names: dict[str, None] = {}

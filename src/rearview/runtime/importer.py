@@ -2,8 +2,8 @@
 
 Instrumented code calls functions of Rearview by names that are builtins, so that the program's globals
 stay unchanged. But joblib, Ray and Dask send functions of `__main__` to other processes as bytecode,
-with the globals that they use. Once such a library is loaded, the names are put into the globals of
-instrumented modules too, and unpickle as plain Python functions: the other processes need no Rearview.
+with the globals that these functions use. Once joblib, Ray or Dask is loaded, the names are put into the globals of
+instrumented modules too, and their values unpickle as plain Python functions: the other processes need no Rearview.
 
 `ImportTimes` measures how long a program waits for installed libraries.
 """
@@ -29,7 +29,7 @@ from time import perf_counter
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from rearview.runtime.loops import LoopHistory, untouched
+from rearview.runtime.loops import LoopHistory, direct_iterator
 from rearview.runtime.sandbox.entropy import after_import
 from rearview.runtime.sandbox.file_view import FileView, PathUse
 from rearview.source.cells import ENTER, cell_starts, has_markers, mark_cells, split_into_cells
@@ -49,11 +49,11 @@ SHORTEST = 0.01
 
 
 class ImportTimes:
-    """Durations of imports of installed libraries by the program, not by other libraries."""
+    """Measures how long the program's imports of installed libraries take, with the imports inside these libraries."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        """Seconds by module."""
+        """By module: seconds of its import."""
         self._busy = False
 
     def watch(self, name: str, loader: Any) -> None:
@@ -63,13 +63,13 @@ class ImportTimes:
         execute = loader.exec_module
 
         def load(module: ModuleType) -> None:
-            self._busy, before = True, self._busy
+            self._busy, was_busy = True, self._busy
             begun = perf_counter()
             try:
                 execute(module)
             finally:
-                self._busy = before
-                if not before:
+                self._busy = was_busy
+                if not was_busy:
                     self.seconds[name] = perf_counter() - begun
                 if vars(loader).get("exec_module") is load:
                     del loader.exec_module
@@ -77,7 +77,7 @@ class ImportTimes:
         loader.exec_module = load
 
     def facts(self) -> dict[str, float]:
-        """Return the longer durations as plain values."""
+        """Return the durations of at least `SHORTEST` seconds, rounded, by module."""
         return {
             name: round(seconds, 3) for name, seconds in self.seconds.items() if seconds >= SHORTEST
         }
@@ -103,21 +103,21 @@ _PLAIN_SOURCES = {
         f" {TRACK!r}: staticmethod(lambda *_, **__: None)}})()"
     ),
 }
-"""Source text of the plain Python function that each name unpickles as."""
+"""By name in instrumented code: source text of the plain Python function that takes its place in other processes."""
 
 _PICKLERS = ("cloudpickle", "joblib.externals.cloudpickle", "ray.cloudpickle", "dill")
 """Libraries that pickle a function as bytecode."""
 
 _offered: dict[str, Any] = {}
-"""Values that instrumented code uses, by name."""
+"""By name: values that instrumented code uses."""
 _modules: list[weakref.ref[ModuleType]] = []
-"""Instrumented modules, referred to weakly."""
+"""Weak references to the instrumented modules."""
 _senders: set[str] = set()
 """The libraries of `_PICKLERS` that are loaded."""
 
 
 class _Named(partial[Any]):
-    """A function that unpickles as a function of plain Python."""
+    """A function of Rearview that unpickles as a function of plain Python, in processes without Rearview."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return eval, (_PLAIN_SOURCES[self.name],)
@@ -125,31 +125,31 @@ class _Named(partial[Any]):
     name: str
 
 
-def install_builtins() -> None:
+def watch_picklers() -> None:
     """Watch for the import of libraries that send functions to other processes."""
     for name in _PICKLERS:
-        after_import(name, _send)
+        after_import(name, _on_pickler_loaded)
 
 
 def offer(name: str, call: Callable[..., Any], **attributes: Any) -> None:
-    """Let instrumented code call `call` by `name`, also code that was loaded before."""
+    """Let instrumented code call `call` by `name`, including code that is loaded already."""
     named = _Named(call)
     vars(named).update(name=name, **attributes)
     offer_value(name, named)
 
 
 def offer_value(name: str, value: Any) -> None:
-    """Let instrumented code use `value`, which pickles without help, by `name`."""
+    """Let instrumented code use `value` by `name`; `value` must be an object that pickle can handle."""
     _offered[name] = builtins.__dict__[name] = value
     if _senders:
         _put_names_into_globals()
 
 
-def retire() -> None:
+def offer_plain_functions() -> None:
     """Let instrumented code run as under plain Python, because the interpreter is about to end.
 
-    The plain functions need no other module and are put into the program's globals: at its end,
-    Python restores its builtins before it clears the globals.
+    The plain functions need no other module and are put into the program's globals: when it ends,
+    Python restores the builtins before it clears the globals.
     """
     offer(HOOK, _loop_plainly, scalar=_ignore)
     offer(PARTS, _range_plainly)
@@ -174,13 +174,13 @@ def _ignore(_name: str, _value: Any) -> None:
 
 
 def register_module(module: ModuleType) -> None:
-    """Remember a module that is about to run instrumented code."""
+    """Remember a module that is about to execute instrumented code."""
     _modules.append(weakref.ref(module))
     if _senders:
         _put_names_into_globals()
 
 
-def _send(library: ModuleType) -> None:
+def _on_pickler_loaded(library: ModuleType) -> None:
     _senders.add(library.__name__)
     _put_names_into_globals()
 
@@ -205,22 +205,22 @@ class Compiler:
     probes: Mapping[str, Places] = field(default_factory=dict)
     """By file: positions of probes, which are guarded."""
     sources: Mapping[str, bytes] = field(default_factory=dict)
-    """Recorded source by file, if that has to run instead of the work tree."""
+    """By file: recorded source that is executed in place of the file in the work tree."""
     view: FileView | None = None
     """Translates paths in a replay; None when recording."""
     import_times: ImportTimes | None = None
-    """Times the imports of libraries, when recording."""
+    """Measures the imports of libraries when recording, else None."""
     cells: str = ""
     """Path, relative to the project, of a script that is divided into cells; empty if there is none."""
     recorded: Path | None = None
-    """Folder with the text of probed files as it was recorded, in a replay."""
+    """In a replay: folder with the recorded text of probed files, else None."""
 
     def compile(self, data: bytes, path: str) -> CodeType:
-        """Return the code of a source file; raises what plain Python would raise."""
+        """Return the instrumented code of a source file; raise what plain Python would raise."""
         return self.code(self.instrumented(data, path), path)
 
     def code(self, tree: ast.Module, path: str, flags: int = 0) -> CodeType:
-        """Return the code of an instrumented tree, compiled with the `flags` of features to come."""
+        """Return the code of an instrumented tree; `flags` are those of its `from __future__` imports."""
         code: CodeType = compile(tree, path, "exec", flags, dont_inherit=True)
         return without_targets(code) if self.watched else code
 
@@ -239,23 +239,30 @@ class Compiler:
         if self.watched and relative == self.cells:
             self._mark_cells(tree, relative, data)
         if self.view is not None or relative in self.sources:
-            # tracebacks show the source that runs, which differs from the one in the work tree
+            # tracebacks must show the source that runs, which differs from the file in the work tree
             lines = importlib.util.decode_source(data).splitlines(keepends=True)
             linecache.cache[path] = (len(data), None, lines, path)
         return tree
 
     def _mark_cells(self, tree: ast.Module, relative: str, data: bytes) -> None:
-        """Let the script call `enter_cell` where a cell begins; one without markers only if cells are part of points."""
+        """Let the script call `enter_cell` where a cell begins.
+
+        A script without cell markers is divided into cells only if points begin with the cell.
+        """
         if self.session.cells_in_points or has_markers(importlib.util.decode_source(data)):
             offer_value(ENTER, self.session.enter_cell)
             mark_cells(tree, self._cell_starts(relative, data))
-            self.session.cut_into(
+            self.session.begin_cells(
                 [cell.text for cell in split_into_cells(importlib.util.decode_source(data))]
             )
 
     def _cell_starts(self, relative: str, data: bytes) -> dict[int, int]:
-        kept = self.recorded / relative if self.recorded is not None else None
-        recorded = kept.read_bytes() if kept is not None and kept.is_file() else data
+        recorded_file = self.recorded / relative if self.recorded is not None else None
+        recorded = (
+            recorded_file.read_bytes()
+            if recorded_file is not None and recorded_file.is_file()
+            else data
+        )
         return cell_starts(
             importlib.util.decode_source(recorded), importlib.util.decode_source(data)
         )
@@ -279,9 +286,9 @@ def _parse(data: bytes, path: str) -> ast.Module:
 
 
 class _Loader(SourceFileLoader):
-    """Compiles a project file each time: instrumented code is never written to the bytecode cache.
+    """Compiles a project file each time it is loaded: instrumented code is never written to the bytecode cache.
 
-    Python's own code is compiled and cached too, so that the cache is the same as without Rearview.
+    The file is also compiled and cached as Python does, so that the cache is equal to one made without Rearview.
     Python itself then reports a file that cannot be compiled, with its own traceback.
     """
 
@@ -305,7 +312,7 @@ class _Loader(SourceFileLoader):
         return super().get_data(path if view is None else view.real(path, PathUse.RUN))
 
 
-# A program sees the loader's name in `__spec__` and in reprs, so the loader has the name of Python's own.
+# A program sees the loader's name in `__spec__` and in reprs, so the loader is named like Python's own loader.
 # Python recognises the frames of its import system by their file name and hides them in tracebacks.
 _Loader.__name__ = _Loader.__qualname__ = SourceFileLoader.__name__
 _Loader.__module__ = SourceFileLoader.__module__
@@ -324,7 +331,7 @@ class _LibraryLoader(_Loader):
 
 
 class Finder:
-    """Finds project modules and watched loops, before Python's own finder, on the same path."""
+    """Finds modules of the project and libraries with watched loops, before Python's own finder, on the same path."""
 
     def __init__(self, compiler: Compiler) -> None:
         self._compiler = compiler
@@ -332,10 +339,10 @@ class Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec Python would find, loading project files through the compiler."""
+        """Return the spec that Python would find, with a loader that instruments loops where these are watched."""
         spec = PathFinder.find_spec(name, path, target)
         if spec is None or type(spec.loader) is not SourceFileLoader or spec.origin is None:
-            return self._with_time_taken(spec)
+            return self._with_timed_loader(spec)
         view = self._compiler.view
         origin = spec.origin if view is None else view.program_path(spec.origin)
         if self._compiler.session.belongs(origin):
@@ -344,27 +351,27 @@ class Finder:
             loader = _LibraryLoader(name, origin, self._compiler)
         else:
             # the next finder would only find the same spec again
-            return self._with_time_taken(spec)
+            return self._with_timed_loader(spec)
         return importlib.util.spec_from_file_location(
             name, origin, loader=loader, submodule_search_locations=spec.submodule_search_locations
         )
 
-    def _with_time_taken(self, spec: ModuleSpec | None) -> ModuleSpec | None:
+    def _with_timed_loader(self, spec: ModuleSpec | None) -> ModuleSpec | None:
         if spec is not None and self._compiler.import_times is not None:
             self._compiler.import_times.watch(spec.name, spec.loader)
         return spec
 
 
 def install(compiler: Compiler) -> None:
-    """Compile every project file with `compiler` when it is imported, from now on."""
-    _hook(compiler.session, _is_never_compiling)
-    install_builtins()
+    """From now on, compile every project file with `compiler` when it is imported."""
+    _offer_hooks(compiler.session, _is_never_compiling)
+    watch_picklers()
     offer(WALK, LoopIterator)
     offer_value(ITER, iter)
     after_import("torch.utils", _allow_swap_tensors)
     after_import("torch.utils.data.dataloader", watch_loaders)
     after_import(
-        "torch.compiler", lambda module: _hook(compiler.session, module.is_dynamo_compiling)
+        "torch.compiler", lambda module: _offer_hooks(compiler.session, module.is_dynamo_compiling)
     )
     position = next(
         (i for i, f in enumerate(sys.meta_path) if f is importlib.machinery.PathFinder),
@@ -387,7 +394,7 @@ class Published:
         path: Sequence[str] | None = None,  # noqa: ARG003
         target: ModuleType | None = None,
     ) -> ModuleSpec | None:
-        """Return where the published package is found, or None for any other name."""
+        """Return the spec of the published package, or None if `name` is another name."""
         return PathFinder.find_spec(name, [cls.folder], target) if name == "checkpointer" else None
 
 
@@ -409,23 +416,23 @@ def _is_never_compiling() -> bool:
     return False
 
 
-def _hook(session: Session, compiling: Callable[[], bool]) -> None:
+def _offer_hooks(session: Session, compiling: Callable[[], bool]) -> None:
     """Define the functions that instrumented code calls.
 
-    While `torch.compile` traces a function, its loops are left alone.
+    While `torch.compile` traces a function (`compiling` returns True), the loops of the function are not watched.
     """
     unwatched = session.unwatched
 
     def plain_hook(site: str, items: Any) -> Any:
         if site in unwatched:
-            return itertools.repeat(None) if items is None else untouched(items)
+            return itertools.repeat(None) if items is None else direct_iterator(items)
         return session.hook(site, items, sys._getframe(1))
 
     def hook_unless_compiling(site: str, items: Any) -> Any:
         if compiling():
             return itertools.repeat(None) if items is None else items
         if site in unwatched:
-            return itertools.repeat(None) if items is None else untouched(items)
+            return itertools.repeat(None) if items is None else direct_iterator(items)
         return session.hook(site, items, sys._getframe(1))
 
     def plain_parts(site: str, numbers: Any) -> Any:
@@ -442,5 +449,5 @@ def _hook(session: Session, compiling: Callable[[], bool]) -> None:
         hook, parts = plain_hook, plain_parts
     else:
         hook, parts = hook_unless_compiling, parts_unless_compiling
-    offer(HOOK, hook, scalar=session.scalar)
+    offer(HOOK, hook, scalar=session.log_scalar)
     offer(PARTS, parts)

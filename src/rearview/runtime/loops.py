@@ -1,7 +1,7 @@
 """Iterate the user's loops, and call the session between iterations.
 
-Short iterations are handed to C iterators in slices, so that a loop costs next to nothing; the index
-within a slice is read from a counter when it is needed.
+Short iterations are joined into slices, which Python's own iterators run at full speed: the session is called
+only between slices. The index within a slice is read from a counter when it is needed.
 """
 
 from __future__ import annotations
@@ -22,35 +22,38 @@ from rearview.source.instrument import LoopSite
 from rearview.state.codecs.suspended_generators import LoopIterator, draw_items
 
 SLICE = 0.002
-"""Seconds that a slice of short iterations should take, if every boundary may be saved."""
+"""Seconds that a slice of short iterations should take, if every boundary is to be saved."""
 STRIDE = 0.02
-"""The same if the policy decides which are saved: after a training step Rearview's code is no longer in the
-processor's cache, and a boundary takes 30 microseconds."""
+"""Seconds that a slice should take if the policy decides which boundaries are saved. It is longer because after a
+training step Rearview's code is no longer in the processor's cache, and a boundary takes 30 microseconds."""
 _LARGEST = 1 << 20
+"""Most iterations in a slice."""
 _MOST_VALUES = 1000
-"""Values of a loop target that are remembered at most, so that iterations can be named by them."""
+"""Most values of a loop target that are remembered, for selecting iterations by value."""
 _OVER_ITEMS: tuple[type, ...] = (type(iter([])), type(iter(())))
+"""Types of iterators over a list or tuple."""
 _OVER_NUMBERS = (type(iter(range(0))), type(iter(range(1 << 100))))
+"""Types of iterators over a range, of small and of large numbers."""
 _PYTHON_CLASS = 1 << 9
 """`Py_TPFLAGS_HEAPTYPE`: flag of a type that was created by a `class` statement."""
 
 
 @dataclass(slots=True)
 class LoopHistory:
-    """All executions of one loop of the program so far."""
+    """Counts all executions so far of one loop of the program."""
 
     site: LoopSite
     entries: int = 0
     iterations: int = 0
     seconds: float = 0.0
     logs: bool = False
-    """Whether values were logged inside it."""
+    """Whether values were logged inside the loop."""
     outermost: bool = False
-    """Whether it was entered outside all other loops."""
+    """Whether the loop was entered outside all other loops."""
     unwatched: bool = False
-    """Whether it is left alone: its iterations are short and log nothing."""
+    """Whether the loop is no longer watched: its iterations are short and log nothing."""
     nests: bool = False
-    """Whether another loop that is watched ran inside it."""
+    """Whether another watched loop ran inside the loop."""
 
     def facts(self) -> LoopTotals:
         """Return the totals that the run stores."""
@@ -65,36 +68,40 @@ class LoopHistory:
 
 @dataclass(slots=True)
 class LoopEntry:
-    """One execution of a loop, while it lasts."""
+    """One running execution of a loop."""
 
     history: LoopHistory
     ordinal: int
     """How often this loop was entered before in the same iteration of the loop around it."""
     frame: int
-    """`id` of the frame that it runs in."""
+    """`id` of the frame in which the loop runs."""
     index: int = -1
+    """Index of the iteration with which the current slice begins; between slices, of the current iteration."""
     value: Any = None
+    """Number or text in the loop target; None if unknown."""
     started: float = 0.0
     counter: Any = None
-    """Its length hint is the number of items of a slice that were not requested yet."""
+    """Iterator whose length hint is the number of items of the slice that the loop has not requested yet."""
     sliced: int = 0
+    """Number of iterations in the current slice after the first."""
     received: Any = None
-    """Its length hint is the number of items that the body has not received yet."""
+    """Iterator whose length hint is the number of items of the slice that the body has not received yet."""
     sequence: range | None = None
+    """The range that the loop runs over; None if it runs over other items."""
     span: tuple[int, int] | None = None
-    """First number and step of a target that counts up evenly, else None."""
-    held: list[Any] | None = None
-    """Values of the target in each iteration, if they are plain numbers or texts."""
-    noting: bool = False
-    """Whether `held` grows with each iteration."""
+    """First number and step of a target that counts evenly, else None."""
+    target_values: list[Any] | None = None
+    """Values of the target in each iteration, if they are plain numbers or texts; else None."""
+    remembers_values: bool = False
+    """Whether each iteration adds a value to `target_values`."""
     source: Any = None
-    """The iterator that the items come from."""
+    """The iterator from which the items come."""
     walk: LoopIterator | None = None
-    """The iterator of a loop in a generator, which counts its items itself."""
+    """The iterator of a loop in a generator or coroutine, which counts its items; else None."""
     ordinals: dict[str, int] = field(default_factory=dict)
-    """Number of entries of inner loops in one iteration."""
+    """By id of an inner loop: how often the loop was entered in one iteration of this one."""
     counted: tuple[int, bool] = (-1, False)
-    """The iteration that `ordinals` is for, and whether its item was being produced."""
+    """The iteration that `ordinals` belongs to, and whether the item of this iteration was being produced."""
 
     @property
     def site(self) -> LoopSite:
@@ -110,67 +117,79 @@ class LoopEntry:
             return self.index
         return self.index + self.sliced - length_hint(self.counter)
 
-    def inside(self) -> dict[str, int]:
-        """Return the number of entries of inner loops in the current iteration.
+    def inner_entries(self) -> dict[str, int]:
+        """Return how often each inner loop was entered in the current iteration, by loop id.
 
-        Loops that run while the item is produced are counted apart from those of the body.
+        Loops that run while the item is being produced are counted separately from loops of the body.
         """
         producing = self.received is not None and length_hint(self.received) > length_hint(
             self.counter
         )
-        if self.counted != (here := (self.now, producing)):
-            self.counted, self.ordinals = here, {}
+        if self.counted != (current := (self.now, producing)):
+            self.counted, self.ordinals = current, {}
         return self.ordinals
 
     def label(self, index: int) -> Any:
-        """Return the value of the target in iteration `index`, None if unknown or equal to the index."""
+        """Return the value of the target in iteration `index`, or None if it is unknown or equal to `index`."""
         if self.sequence is not None:
             value = self.sequence[index] if 0 <= index < len(self.sequence) else None
         elif self.counter is not None and index != self.index:
-            return None  # in the middle of a slice the values are not seen
+            return None  # within a slice, the values are not seen
         else:
             value = self.value
         return None if value == index else value
 
-    def note_target(self, source: Any, *, remember: bool) -> None:
-        """Note how the loop target counts, or which values it takes; if neither is known yet, note each value later."""
+    def observe_target(self, source: Any, *, remember: bool) -> None:
+        """Determine how the loop target counts, or which values it takes.
+
+        If `source` does not show its values, each value is remembered later. Without `remember`, only counting is
+        determined.
+        """
         self.span = _span(source)
         if not remember or self.span is not None:
             return
         if type(source) in _OVER_ITEMS:
-            self.held = _held(*_items(source))
+            self.target_values = _plain_values(*_sequence_and_drawn(source))
         else:
-            self.held, self.noting = [], True
+            self.target_values, self.remembers_values = [], True
 
-    def hold(self, item: Any) -> Any:
+    def take_item(self, item: Any) -> Any:
         """Remember the value of the target; return `item`."""
-        self.value = _scalar(item)
-        if self.noting:
-            self.note(self.index)
+        self.value = _plain_value(item)
+        if self.remembers_values:
+            self.remember_value(self.index)
         return item
 
-    def note(self, index: int) -> None:
-        """Add the value of the target in iteration `index`; give up if it is not plain."""
-        if self.held is None or self.value is None or not len(self.held) == index < _MOST_VALUES:
-            self.held, self.noting = None, False
+    def remember_value(self, index: int) -> None:
+        """Add the value of the target in iteration `index` to `target_values`; if it is unknown, remember no more values."""
+        if (
+            self.target_values is None
+            or self.value is None
+            or not len(self.target_values) == index < _MOST_VALUES
+        ):
+            self.target_values, self.remembers_values = None, False
         else:
-            self.held.append(self.value)
+            self.target_values.append(self.value)
 
     def slice_of(self, source: Iterator[Any], size: int) -> Iterator[Any]:
-        """Return an iterator over the next `size` items of `source`, each drawn when it is needed."""
+        """Return an iterator over the next `size` items of `source`; draws each item only when the loop needs it."""
         self.value, self.sliced = None, size - 1
         self.counter, self.received = repeat(source, size), repeat(True, size)
         items = compress(map(next, self.counter), self.received)
         if size == 1:
-            return map(self.hold, items)
-        if self.noting:
-            self.held, self.noting = None, False
+            return map(self.take_item, items)
+        if self.remembers_values:
+            self.target_values, self.remembers_values = None, False
         return items
 
     def values(self) -> list[Any] | None:
-        """Return the values of the target in all iterations so far, None if unknown."""
+        """Return the values of the target in all iterations so far, or None if they are unknown."""
         count = max(0, self.now + 1)
-        return self.held[:count] if self.held and len(self.held) >= count else None
+        return (
+            self.target_values[:count]
+            if self.target_values and len(self.target_values) >= count
+            else None
+        )
 
     def step(self) -> Step:
         """Return the current iteration as a step of a point."""
@@ -179,10 +198,10 @@ class LoopEntry:
 
 
 class LoopSession(Protocol):
-    """The session, recording or replaying, that a loop calls between its iterations."""
+    """What a loop calls between its iterations: a session that records or replays."""
 
     stack: list[LoopEntry]
-    """Loops being executed, outermost first."""
+    """The running loops, outermost first."""
     stride: float
     """Seconds between boundaries of short iterations."""
 
@@ -190,21 +209,21 @@ class LoopSession(Protocol):
         """Put a loop on the stack: its first iteration is about to begin."""
 
     def boundary(self, entry: LoopEntry, index: int, frame: FrameType) -> int | None:
-        """Act before iteration `index`; return the iteration to continue with, None to end."""
+        """Act before iteration `index`; return the iteration to continue with, or None to end the loop."""
 
     def advance(
         self, entry: LoopEntry, source: Iterator[Any], index: int, target: int, frame: FrameType
     ) -> int:
-        """Bring the loop from iteration `index` to `target` without running those in between."""
+        """Bring a loop from iteration `index` to `target` without running the iterations in between."""
 
     def slice(self, entry: LoopEntry, size: int) -> int:
         """Return how many iterations may pass unobserved, at most `size`."""
 
-    def exhausted(self, entry: LoopEntry, index: int, frame: FrameType) -> bool:
-        """Act when the iterator has no more items."""
+    def on_exhausted(self, entry: LoopEntry, index: int, frame: FrameType) -> bool:
+        """Act when the iterator has no more items; return True if the loop has ended."""
 
     def leave(self, entry: LoopEntry, frame: FrameType | None, *, ended: bool) -> None:
-        """Take a loop off the stack, however it was left."""
+        """Take a loop off the stack, after its last item or (if not `ended`) after an early exit."""
 
 
 def iterate(
@@ -213,12 +232,12 @@ def iterate(
     """Yield the items of a loop in slices; call the session before each slice.
 
     `items` is the iterator that the loop draws from, or the `range` it runs over, or None for a
-    `while` loop. `iter` is never called on an iterator again; items are drawn by the slices, in the
-    frame of the loop, and never ahead of the body.
+    `while` loop. `iter` is never called on this iterator again. The slices draw the items in the
+    frame of the loop, each only when the body needs it.
     """
     sequence = entry.sequence = items if type(items) is range else None
     simple = sequence is not None or items is None
-    entry.note_target(items, remember=not simple and len(session.stack) < 2)
+    entry.observe_target(items, remember=not simple and len(session.stack) < 2)
     source: Iterator[Any] = iter(()) if simple else items
     entry.source = source
     size = 1
@@ -236,31 +255,31 @@ def iterate(
                 index = session.advance(entry, source, index, target, sys._getframe(1))
             if sequence is not None and index >= len(sequence):
                 entry.index = index - 1
-                ended = session.exhausted(entry, index, sys._getframe(1))
+                ended = session.on_exhausted(entry, index, sys._getframe(1))
                 return
-            entry.index = index  # values logged while the item is produced belong to it
+            entry.index = index  # values logged while an item is produced belong to its iteration
             size = session.slice(entry, size)
-            over = False
+            is_over = False
             if simple:
                 part = None if sequence is None else sequence[index : index + size]
                 entry.sliced = (size if part is None else len(part)) - 1
-                # an iterator that has a length hint itself, so that nothing has to wrap it
+                # this iterator has a length hint of its own, so that it needs no wrapper
                 entry.counter = repeat(None, size) if part is None else iter(part)
                 yield entry.counter
                 index = entry.now + 1
             else:
                 yield entry.slice_of(source, size)
                 remaining = length_hint(entry.received)
-                over = remaining > 0
+                is_over = remaining > 0
                 index += size - remaining
             entry.counter = entry.received = None
             entry.index = index - 1
-            if over:
+            if is_over:
                 if remaining < size and session.boundary(entry, index, sys._getframe(1)) is None:
                     ended = True
                 else:
                     entry.index = index - 1
-                    ended = session.exhausted(entry, index, sys._getframe(1))
+                    ended = session.on_exhausted(entry, index, sys._getframe(1))
                 return
             now = perf_counter()
             size = _next_size(size, now - last, session.stride)
@@ -269,25 +288,25 @@ def iterate(
         session.leave(entry, sys._getframe(1), ended=ended)
 
 
-def watched(items: Any) -> bool:
-    """Return True if `items` come from a loop that is already watched."""
+def is_watched_already(items: Any) -> bool:
+    """Return True if `items` is an iterator that this module has made, so that the loop is watched already."""
     return type(items) is chain and any(
         type(referent) is GeneratorType and referent.gi_code is iterate.__code__
         for referent in gc.get_referents(items)
     )
 
 
-def untouched(source: Any) -> Any:
-    """Return an iterator over `source` on which `for` does not call the user's `__iter__` again.
+def direct_iterator(source: Any) -> Any:
+    """Return an iterator over `source` such that `for` does not call an `__iter__` of the user again.
 
-    The iterators of Python itself are returned as they are: they are the fastest.
+    Python's own iterators are returned unchanged: they are the fastest.
     """
     if type(source).__flags__ & _PYTHON_CLASS and type(source) is not LoopIterator:
         return draw_items(source)
     return source
 
 
-def suspended(
+def iterate_in_generator(
     session: LoopSession, entry: LoopEntry, walk: LoopIterator
 ) -> Generator[Iterable[Any], None, None]:
     """Yield a loop in a generator or coroutine as one slice; `walk` counts its items."""
@@ -323,26 +342,26 @@ def _span(source: Any) -> tuple[int, int] | None:
     if type(source) is range:
         return source.start, source.step
     if type(source) in _OVER_NUMBERS:
-        numbers, begun = _items(source)
-        return numbers.start + begun * numbers.step, numbers.step
+        numbers, drawn = _sequence_and_drawn(source)
+        return numbers.start + drawn * numbers.step, numbers.step
     if type(source) is enumerate:
         reduced: Any = source.__reduce__()
         return reduced[1][1], 1
     return None
 
 
-def _items(source: Any) -> tuple[Any, int]:
-    """Return the sequence that an iterator of Python runs over, and the number of items taken.
+def _sequence_and_drawn(source: Any) -> tuple[Any, int]:
+    """Return the sequence that an iterator of Python runs over, and the number of items already drawn.
 
-    >>> _items(iter([7, 8])), _items(iter(range(3)))
+    >>> _sequence_and_drawn(iter([7, 8])), _sequence_and_drawn(iter(range(3)))
     (([7, 8], 0), (range(0, 3), 0))
     """
-    _, (over, *_), *begun = source.__reduce__()
-    return over, begun[0] or 0 if begun else 0
+    _, (sequence, *_), *drawn = source.__reduce__()
+    return sequence, drawn[0] or 0 if drawn else 0
 
 
-def _scalar(item: Any) -> Any:
-    """Return the number or text that names an iteration, None if the item has none."""
+def _plain_value(item: Any) -> Any:
+    """Return the number or text that names an iteration, or None if the item has none."""
     if type(item) is tuple and item:
         item = item[0]
     if type(item) in (int, str, float):
@@ -350,17 +369,17 @@ def _scalar(item: Any) -> Any:
     return None
 
 
-def _held(items: list[Any] | tuple[Any, ...], begun: int = 0) -> list[Any] | None:
-    """Return the values that a loop target will take, None if they are not plain.
+def _plain_values(items: list[Any] | tuple[Any, ...], drawn: int = 0) -> list[Any] | None:
+    """Return the values that a loop target will take, or None if they are not plain numbers or texts.
 
-    >>> _held([0.1, 0.01]), _held((("a", 1), ("b", 2))), _held([object()]), _held([1, 2, 3], 1)
+    >>> _plain_values([0.1, 0.01]), _plain_values((("a", 1), ("b", 2))), _plain_values([object()]), _plain_values([1, 2, 3], 1)
     ([0.1, 0.01], ['a', 'b'], None, [2, 3])
     """
-    if type(items) not in (list, tuple) or not begun < len(items) <= _MOST_VALUES:
+    if type(items) not in (list, tuple) or not drawn < len(items) <= _MOST_VALUES:
         return None
-    if _scalar(items[begun]) is None:
+    if _plain_value(items[drawn]) is None:
         return None
-    values = [_scalar(item) for item in items[begun:]]
+    values = [_plain_value(item) for item in items[drawn:]]
     return None if None in values else values
 
 

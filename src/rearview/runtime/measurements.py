@@ -1,7 +1,7 @@
 """Measurements of a run for planning: loop timings, library versions, thread counts.
 
-Other versions of libraries or other thread counts may give other bits: a replay that differs from
-the recording names them first.
+Other versions of libraries or other thread counts may give other bits: the report about a replay that differs from
+the recording names changed versions and thread counts first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HERE = __name__.partition(".")[0]
 
 
 def surroundings() -> dict[str, str]:
-    """Return versions and thread counts of this process, by name."""
+    """Return the library versions and thread counts of this process, by name."""
     versions = {"Python": platform.python_version(), "machine": platform.machine()}
     for name, module in sorted(sys.modules.items()):
         version = None if "." in name else vars(module).get("__version__") if module else None
@@ -51,7 +51,7 @@ def changed_versions(recorded: Mapping[str, str], current: Mapping[str, str]) ->
     for name, before in recorded.items():
         after = current.get(name)
         if after is None and not name.endswith("_NUM_THREADS"):
-            continue  # a replay that ends early has not loaded everything
+            continue  # a replay that ends early has not loaded every library
         if after != before:
             yield f"{name} was {before}, is {after or 'not set'}"
     for name, after in current.items():
@@ -60,10 +60,10 @@ def changed_versions(recorded: Mapping[str, str], current: Mapping[str, str]) ->
 
 
 def changed_inputs(recorded: Mapping[str, list[Any]], real: Callable[[str], str]) -> Iterator[str]:
-    """Yield a phrase for each input file that has changed; `real` returns where a file is."""
-    for path, about in recorded.items():
+    """Yield a phrase for each input file that has changed; `real` returns the path of a file in this process."""
+    for path, recorded_fingerprint in recorded.items():
         try:
-            same = fingerprint(Path(real(path)))[2] == about[2]
+            same = fingerprint(Path(real(path)))[2] == recorded_fingerprint[2]
         except OSError:
             yield f"{path} is gone"
             continue
@@ -82,15 +82,15 @@ def age() -> float:
 
 
 _MOST = 4096
-"""Entries kept; beyond that neighbours are merged, so that a long run stays small."""
+"""Most entries of `Durations`; if there are more, neighbours are merged, so that a long run stays small."""
 
 _COUNTED = 1 << 16
-"""Iterations of the outermost loop for which those of inner loops are counted."""
+"""Number of iterations of the outermost loop for which iterations of inner loops are counted."""
 
 
 @dataclass(slots=True)
 class Durations:
-    """Durations in order, as (count, seconds each).
+    """Durations of iterations, in order, as pairs (count, seconds of each).
 
     >>> durations = Durations()
     >>> durations.add(1, 2.0); durations.add(3, 3.0)
@@ -114,13 +114,13 @@ def _merged(*pairs: tuple[int, float]) -> tuple[int, float]:
 
 @dataclass(slots=True)
 class DeepLoopCounts:
-    """Iteration counts of a loop inside two or more others."""
+    """Iteration counts of a loop inside two or more other loops."""
 
     path: list[str]
-    """Ids of the loops from the outermost inner loop down to this one."""
+    """Ids of the loops from the outermost inner loop down to this loop."""
     entries: int = 0
     counts: list[int] = field(default_factory=list)
-    """Its iterations in each iteration of the outermost loop."""
+    """Number of iterations of this loop in each iteration of the outermost loop."""
 
 
 @dataclass(slots=True)
@@ -130,32 +130,36 @@ class LoopTimings:
     site: str
     name: str
     entered: float
-    """Seconds from the start of the program."""
+    """Seconds from the start of the program to the entry of the loop."""
     left: float = 0.0
+    """Seconds from the start of the program to the end of the loop."""
     iterations: Durations = field(default_factory=Durations)
     inner: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
-    """By loop id: seconds and iterations of inner loops in each iteration of this one."""
+    """By id of an inner loop: its seconds and iterations in each iteration of the outermost loop."""
     deep: dict[str, DeepLoopCounts] = field(default_factory=dict)
-    """Loops inside inner loops, by the ids of the loops around them."""
+    """Loops inside inner loops, by the ids on their loop path, joined by ` > `."""
     counts: dict[str, list[int]] = field(default_factory=dict)
-    """By loop id: iterations of a loop, at any depth, in each iteration of this one."""
-    first: int = 0
-    """Iterations before this one ran in an earlier process of the run."""
+    """By id of a loop at any depth: its iterations in each iteration of the outermost loop."""
+    first_index: int = 0
+    """Index of the first iteration that was measured: earlier ones ran in an earlier process of the run."""
     index: int = 0
-    now: float = 0.0
+    """Index of the current iteration."""
+    iteration_began: float = 0.0
+    """Time at which the current iteration began."""
     span: tuple[int, int] | None = None
+    """(start, step) of a target that counts evenly, else None."""
     spans: dict[str, tuple[int, int] | None] = field(default_factory=dict)
-    """By loop id: (start, step) of the target of an inner loop."""
-    held: list[Any] | None = None
-    """Values of the target in each iteration, if it does not count."""
-    helds: dict[str, list[Any] | None] = field(default_factory=dict)
-    """By loop id: the same for inner loops."""
+    """By id of an inner loop: (start, step) of its target."""
+    target_values: list[Any] | None = None
+    """Values of the target in each iteration; None if the target counts evenly, or if they are unknown."""
+    inner_target_values: dict[str, list[Any] | None] = field(default_factory=dict)
+    """By id of an inner loop: the values of its target."""
     varied: set[str] = field(default_factory=set)
-    """Ids of inner loops whose target took other values in some entry."""
+    """Ids of inner loops whose target took other values in another entry of the loop."""
 
 
 class Timeline:
-    """The outermost loops of a run, in order."""
+    """Timings of the outermost loops of a run, in order."""
 
     def __init__(self) -> None:
         self.began = perf_counter()
@@ -163,22 +167,25 @@ class Timeline:
         self.nests: list[LoopTimings] = []
 
     def enter(self, site: str, name: str) -> None:
-        """Begin an outermost loop."""
+        """Record that an outermost loop begins."""
         now = perf_counter()
-        self.nests.append(LoopTimings(site, name, now - self.began, now=now))
+        self.nests.append(LoopTimings(site, name, now - self.began, iteration_began=now))
 
     def begin_iteration(self, index: int, waited: float) -> None:
-        """Begin iteration `index` of the outermost loop; `waited` seconds were spent by Rearview."""
+        """Record that iteration `index` of the outermost loop begins.
+
+        Since the last iteration began, the program has waited for Rearview for `waited` seconds.
+        """
         nest = self.nests[-1]
         now = perf_counter()
         if index > nest.index:
-            nest.iterations.add(index - nest.index, max(0.0, now - nest.now - waited))
-        nest.index, nest.now = index, now
+            nest.iterations.add(index - nest.index, max(0.0, now - nest.iteration_began - waited))
+        nest.index, nest.iteration_began = index, now
 
     def skipped(self, index: int) -> None:
-        """Mark that iterations before `index` ran in an earlier process."""
+        """Record that iterations before `index` ran in an earlier process of the run."""
         if self.nests:
-            self.nests[-1].first = index
+            self.nests[-1].first_index = index
 
     def add_inner_loop(
         self,
@@ -187,20 +194,22 @@ class Timeline:
         seconds: float,
         count: int,
         span: tuple[int, int] | None = None,
-        held: list[Any] | None = None,
+        target_values: list[Any] | None = None,
     ) -> None:
-        """Add an inner loop that has ended in iteration `index` of the outermost one.
+        """Add an inner loop that has ended in iteration `index` of the outermost loop.
 
-        `span` is (start, step) of its target, `held` its values if it does not count.
+        `span` is (start, step) of the loop's target if it counts evenly; otherwise `target_values` are its values.
         """
         if not self.nests:
             return
         nest = self.nests[-1]
         if count:
-            common = _longer(nest.helds.setdefault(site, held), held)
-            if (common is None and held is not None) or nest.spans.setdefault(site, span) != span:
+            first_values = nest.inner_target_values.setdefault(site, target_values)
+            common = _longer(first_values, target_values)
+            values_vary = common is None and target_values is not None
+            if values_vary or nest.spans.setdefault(site, span) != span:
                 nest.varied.add(site)
-            nest.helds[site] = common
+            nest.inner_target_values[site] = common
         if 0 <= index < _COUNTED:
             spent = nest.inner.setdefault(site, [])
             spent += [(0.0, 0)] * (index + 1 - len(spent))
@@ -208,33 +217,33 @@ class Timeline:
             spent[index] = (before + seconds, already + count)
 
     def add_iterations(self, site: str, index: int, count: int) -> None:
-        """Add the iterations of a loop in iteration `index` of the outermost one."""
+        """Add `count` iterations of a loop in iteration `index` of the outermost loop."""
         if self.nests and 0 <= index < _COUNTED:
             counts = self.nests[-1].counts.setdefault(site, [])
             counts += [0] * (index + 1 - len(counts))
             counts[index] += count
 
     def add_deep_loop(self, path: list[str], index: int, count: int) -> None:
-        """Add a loop inside inner loops that has ended; `path` holds the ids down to it."""
+        """Add a loop inside inner loops that has ended; `path` holds the ids of the inner loops down to this loop."""
         if self.nests and 0 <= index < _COUNTED:
             deep = self.nests[-1].deep.setdefault(" > ".join(path), DeepLoopCounts(path))
             deep.entries += 1
             deep.counts += [0] * (index + 1 - len(deep.counts))
             deep.counts[index] += count
 
-    def leave(self, span: tuple[int, int] | None, held: list[Any] | None = None) -> None:
-        """End the outermost loop; `span` and `held` describe its target."""
+    def leave(self, span: tuple[int, int] | None, target_values: list[Any] | None = None) -> None:
+        """Record that the outermost loop has ended; `span` and `target_values` describe its target."""
         if self.nests:
             self.nests[-1].left = perf_counter() - self.began
             self.nests[-1].span = span
-            self.nests[-1].held = held
+            self.nests[-1].target_values = target_values
 
     def facts(self) -> MainLoop:
-        """Return the timings of the main loop; without a `site` if the program has no loop."""
+        """Return the timings of the main loop, which took the most time; without a `site` if there was no loop."""
         long = [nest for nest in self.nests if nest.iterations.pairs]
         if not long:
             return MainLoop(start=self.start)
-        # a loop of one iteration cannot be divided among segments
+        # a loop of one iteration is the main loop only if there is no other: it cannot be divided into segments
         main = max(
             long,
             key=lambda nest: (
@@ -257,11 +266,11 @@ class Timeline:
                 for names, deep in main.deep.items()
             },
             counts=main.counts,
-            counted=(main.first, _COUNTED),
+            counted=(main.first_index, _COUNTED),
             alone=sum(nest.site == main.site for nest in long) == 1,
             span=main.span,
-            held=main.held,
-            helds=_unvaried(main.helds, main.varied),
+            held=main.target_values,
+            helds=_unvaried(main.inner_target_values, main.varied),
             spans=_unvaried(main.spans, main.varied),
             varied=sorted(main.varied),
         )

@@ -1,18 +1,19 @@
-"""Frames of the user's program: which belong to the project, which names they bind, how to rebind them.
+"""Frames of the user's program: which belong to the project, which names they bind, how to bind other values.
 
 Hidden frames: `inspect.stack()[-1]`, `warnings.warn(..., stacklevel=9)`, `traceback.print_stack()` and
-`sys._getframe(n)` see everything below the program, and the recursion limit counts it. Python has no
-call to hide frames, so on CPython 3.11 the link from the program's first frame to ours is cut in the
-interpreter's own structure. Nothing else in 3.11 follows that link: when a frame that C code entered
-returns, the interpreter takes the frame below from the C stack. Before the link is cut, it must hold
-the address of the frame that is known to be below; otherwise, and on every other Python, our frames
+`sys._getframe(n)` see Rearview's frames below the program, and the recursion limit counts them. Python has no
+call to hide frames, so on CPython 3.11 the link from the program's first frame to Rearview's is removed in the
+interpreter's own structure. Nothing else in 3.11 follows this link: when a frame that C code entered
+returns, the interpreter takes the frame below from the C stack. The link is removed only if it holds
+the address of the frame that is known to be below; otherwise, and on every other Python, Rearview's frames
 stay visible.
 
-Observers: the program's own trace and profile functions are suspended while our code runs. What they
-record is part of the program's state: if they saw the walk over the state, the walk would never end.
+Observers: the program's own trace and profile functions are suspended while Rearview's code runs. What these
+functions record is part of the program's state: if they observed the walk over the state, the walk would never end.
 
 Library loops: the training loops of libraries (`source.library_loops`) are instrumented like the project's own. The
-globals of a library's modules are not state, except what some libraries keep for the whole process.
+globals of a library's modules do not belong to the state, except objects that some libraries keep for the whole
+process.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import islice
-from types import CodeType, FrameType, GeneratorType, ModuleType
+from types import FrameType, GeneratorType, ModuleType
 from typing import Any, ParamSpec, TypeVar
 
 from rearview.source.instrument import PART, TURN
@@ -41,7 +42,7 @@ _COMPILED = (
     *("__builtins_dict__", "__compiled_fn", "__import_", "__resume_at_", "__gen_rand_values"),
     *("__warnings_warn_wrapper", "___"),
 )
-"""Start of the names that `torch.compile` adds to modules of compiled functions."""
+"""How the names begin that `torch.compile` adds to modules of compiled functions."""
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # noqa: PTH100, PTH120
 
 
@@ -61,61 +62,62 @@ def project_frames(
 ) -> list[FrameType]:
     """Return the program's function frames from the outermost down to `frame`.
 
-    These are the project's frames and, if a library loop is running (its file is in `loops`), all
-    frames between the project and that loop, because they hold state too. Module frames are left
+    These are the frames of project files. If a library loop is running (its file is in `loops`), the frames
+    between the project and this loop are included, because they hold state too. Module frames are left
     out: their locals are globals.
     """
     frames: list[FrameType] = []
-    between: list[FrameType] = []
-    inside = False
+    library_frames: list[FrameType] = []
+    in_library_loop = False
     while frame is not None:
         code = frame.f_code
         file = code.co_filename
         if belongs(file):
-            frames += between
-            between = []
+            frames += library_frames
+            library_frames = []
             if code.co_name != "<module>" and not code.co_name.startswith("<cell line"):
                 frames.append(frame)
         else:
-            inside = inside or file in loops
-            if inside and not file.startswith(_OURS):
-                between.append(frame)
+            in_library_loop = in_library_loop or file in loops
+            if in_library_loop and not file.startswith(_OURS):
+                library_frames.append(frame)
         frame = frame.f_back
     frames.reverse()
     return frames
 
 
 ALIAS = "__mp_main__"
-"""Second name of `__main__`, once something has imported `multiprocessing`."""
+"""Second name of `__main__` after `multiprocessing` was imported."""
 
 
 @dataclass(slots=True)
 class Modules:
-    """The project's loaded modules; each loaded module is examined once."""
+    """The project's loaded modules; `sys.modules` is examined only after it has changed."""
 
     belongs: Belongs
     main: ModuleType | None = None
-    """Namespace of a notebook, which has no file."""
+    """Module that holds the names of a notebook, which has no file; None for a program."""
     hides: Callable[[str], bool] = lambda _: False
-    """Returns True for names in that namespace that belong to the kernel."""
+    """Returns True for a name in this module that belongs to the kernel."""
     names: list[str] = field(default_factory=list)
-    seen: tuple[int, str] = (0, "")
-    """Number of loaded modules and the name of the last one, at the last examination."""
+    """Names of the project's modules, from the last examination."""
+    examined: tuple[int, str] = (0, "")
+    """Number of loaded modules and the name of the last loaded one, at the last examination."""
 
     def __iter__(self) -> Iterator[tuple[str, ModuleType]]:
         """Yield names and modules, `__main__` first, then sorted."""
         latest = (len(sys.modules), next(reversed(sys.modules)))
-        if latest != self.seen:
+        if latest != self.examined:
             names = [
                 name
                 for name in list(sys.modules)
                 if name != ALIAS and self._ours(sys.modules.get(name))
             ]
             self.names = sorted(names, key=lambda name: (name != "__main__", name))
-            self.seen = latest
+            self.examined = latest
         for name in self.names:
             module = sys.modules.get(name)
-            if module is not None and self._ours(module):  # its entry may have been replaced
+            if module is not None and self._ours(module):  # the module may have been replaced
                 yield name, module
 
     def _ours(self, module: ModuleType | None) -> bool:
@@ -139,7 +141,7 @@ def roots(frames: list[FrameType], modules: Modules) -> dict[str, Any]:
             if not (name.startswith("__") and (name.endswith("__") or name.startswith(_COMPILED))):
                 roots_by_name[f"global:{module_name}:{name}"] = value
     for depth, frame in enumerate(frames):
-        where = f"local:{depth}:{qualified(frame.f_code)}:"
+        where = f"local:{depth}:{frame.f_code.co_qualname}:"
         for name, value in sorted(frame.f_locals.items()):
             if name not in (TURN, PART) and (
                 name not in CLOCKS or modules.belongs(frame.f_code.co_filename)
@@ -148,13 +150,8 @@ def roots(frames: list[FrameType], modules: Modules) -> dict[str, Any]:
     return roots_by_name
 
 
-def qualified(code: CodeType) -> str:
-    """Return the qualified name of the function that `code` belongs to."""
-    return code.co_qualname
-
-
 def as_recorded(live: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return the roots in `live` that a recorded state has, in its order.
+    """Return the roots in `live` that have the recorded `names`, in the order of `names`.
 
     Older recordings hold the globals of `__main__` a second time, under `__mp_main__`.
 
@@ -162,16 +159,16 @@ def as_recorded(live: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]
     {'global:__mp_main__:lr': 1}
     """
     head = f"global:{ALIAS}:"
-    under = {
+    live_names = {
         n: f"global:__main__:{n.removeprefix(head)}" if n.startswith(head) else n for n in names
     }
-    return {name: live[own] for name, own in under.items() if own in live}
+    return {name: live[live_name] for name, live_name in live_names.items() if live_name in live}
 
 
 def load_modules(names: Iterable[str]) -> None:
-    """Import the project modules that the globals in `names` belong to.
+    """Import the project modules to which the globals in `names` belong.
 
-    The run may have imported them in iterations that are skipped.
+    The run may have imported these modules in iterations that are skipped now.
     """
     for key in names:
         kind, place, _ = key.split(":", 2)
@@ -179,23 +176,24 @@ def load_modules(names: Iterable[str]) -> None:
             importlib.import_module(place)
 
 
-def rebind(values: Mapping[str, Any], before: Mapping[str, Any], frames: list[FrameType]) -> None:
-    """Bind the names of `values` (as `roots` spells them) in their modules and frames.
+def rebind(values: Mapping[str, Any], live: Mapping[str, Any], frames: list[FrameType]) -> None:
+    """Bind the names of `values` (as `roots` spells names) in their modules and frames.
 
-    A global of `before` that is not in `values` did not exist then, and is removed.
+    A global that is in `live` (the roots now) but not in `values` did not exist in the recorded state, and is
+    removed.
     """
     by_frame: dict[int, dict[str, Any]] = {}
     for key, value in values.items():
         kind, owner, name_part = key.split(":", 2)
         if kind == "global":
             if owner == ALIAS:
-                continue  # `__main__` itself is among them
+                continue  # the global is also in `values` under `__main__`
             space = vars(sys.modules[owner])
             if space.get(name_part, _ABSENT) is not value:
                 space[name_part] = value
         elif kind == "local":
             by_frame.setdefault(int(owner), {})[name_part.rpartition(":")[2]] = value
-    for key in before:
+    for key in live:
         kind, owner, name = key.split(":", 2)
         if kind == "global" and key not in values and owner != ALIAS:
             vars(sys.modules[owner]).pop(name, None)
@@ -221,22 +219,22 @@ _OBJECT = 5
 _COUNTERS = range(24, 56, 4)
 """Offsets in a thread's state that are searched for the recursion counter and its limit."""
 _OWN_CALLS = 4
-"""Calls of Rearview that count against the recursion limit while `_allow_all_calls` runs."""
+"""Number of Rearview's calls on the stack while `_allow_all_calls` runs, which count against the recursion limit."""
 
 
 def run_at_bottom(call: Callable[..., Any], *args: Any) -> None:
-    """Call `call(*args)`; its first Python frame has no visible frame below it."""
-    supported, before = _supported(), sys.getprofile()
-    if not supported or before is not None:
+    """Call `call(*args)` such that the program sees no frame of Rearview below the first frame of this call."""
+    can_hide, profiler = _can_hide_frames(), sys.getprofile()
+    if not can_hide or profiler is not None:
         call(*args)
         return
-    own = sys._getframe()
+    caller = sys._getframe()
 
     def first(frame: FrameType, event: str, _: object) -> None:
         if event == "call":
             sys.setprofile(None)
-            if frame.f_back is own:
-                _cut(frame, own)
+            if frame.f_back is caller:
+                _hide_frames_below(frame, caller)
 
     sys.setprofile(first)
     try:
@@ -246,16 +244,16 @@ def run_at_bottom(call: Callable[..., Any], *args: Any) -> None:
             sys.setprofile(None)
 
 
-def _supported() -> bool:
+def _can_hide_frames() -> bool:
     return (
         sys.implementation.name == "cpython"
         and sys.version_info[:2] == (3, 11)
-        and not sysconfig.get_config_var("Py_DEBUG")  # it asserts that the link is there
+        and not sysconfig.get_config_var("Py_DEBUG")  # asserts that the link exists
         and not hasattr(sys, "getobjects")  # Py_TRACE_REFS makes objects larger
     )
 
 
-def _cut(frame: FrameType, below: FrameType) -> None:
+def _hide_frames_below(frame: FrameType, below: FrameType) -> None:
     inner = _inner(frame)
     if _word(inner, _OBJECT) == id(frame) and _word(inner, _BELOW) == _inner(below):
         ctypes.c_void_p.from_address(inner + _BELOW * _WORD).value = None
@@ -263,7 +261,7 @@ def _cut(frame: FrameType, below: FrameType) -> None:
 
 
 def _allow_all_calls() -> None:
-    """Give the program the recursion depth that it has under plain `python`."""
+    """Let the program recurse as deep as under plain `python`."""
     limit = sys.getrecursionlimit()
     state = ctypes.pythonapi.PyThreadState_Get
     state.restype = ctypes.c_void_p
@@ -295,7 +293,7 @@ def unobserved(function: Callable[_Parameters, _Answer]) -> Callable[_Parameters
     @functools.wraps(function)
     def call(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Answer:
         trace, profile = sys.gettrace(), sys.getprofile()
-        if not callable(profile):  # cProfile's profiler is not callable; its data is not walked
+        if not callable(profile):  # cProfile's: its data does not belong to the state
             profile = None
         if trace is None and profile is None:
             return function(*args, **kwargs)
@@ -315,17 +313,17 @@ def unobserved(function: Callable[_Parameters, _Answer]) -> Callable[_Parameters
 
 
 CLOCKS = frozenset({"start_time", "time_start"})
-"""Local variables of libraries that hold the time of day: measurements, not state."""
+"""Local variables of libraries that hold a clock reading: a measurement, not part of the state."""
 
 
 def _keras_state() -> Any:
-    """Return the global state of Keras: its seed generator and the names given so far."""
+    """Return the global state of Keras, with its seed generator and the names of layers; None if not loaded."""
     module = sys.modules.get("keras.src.backend.common.global_state")
     return vars(module.GLOBAL_STATE_TRACKER) if module is not None else None
 
 
 def clear_library_references(frames: Iterable[FrameType], files: Collection[str]) -> None:
-    """Clear references that library loops no longer need, and wait for their callbacks."""
+    """Clear references that running library loops no longer need, and wait for callbacks in other threads."""
     for frame in frames:
         if frame.f_code.co_filename in files and "epoch_iterator" in frame.f_code.co_varnames:
             variables = frame.f_locals
@@ -337,15 +335,15 @@ def clear_library_references(frames: Iterable[FrameType], files: Collection[str]
 def _settle_keras(iterator: Any) -> None:
     """Drop the iterator that Keras keeps between two epochs and replaces before its next use."""
     running = getattr(iterator, "_epoch_iterator", None)
-    over = isinstance(running, GeneratorType) and running.gi_frame is None
-    if over and getattr(iterator, "steps_per_epoch", 0) is None:
+    is_over = isinstance(running, GeneratorType) and running.gi_frame is None
+    if is_over and getattr(iterator, "steps_per_epoch", 0) is None:
         vars(iterator)["_current_iterator"] = None
 
 
 def _await_keras(callbacks: Any) -> None:
     """Wait until the callbacks that Keras runs in threads have handled all batches so far.
 
-    Keras itself waits for them only at the end of an epoch. Callbacks change state, so without this
+    Keras itself waits for these callbacks only at the end of an epoch. Callbacks change state: without this wait,
     the state at a boundary would depend on timing.
     """
     futures = getattr(callbacks, "_futures", None)
@@ -356,17 +354,18 @@ def _await_keras(callbacks: Any) -> None:
 
 
 def _pyro_state() -> Any:
-    """Return the global parameter store of Pyro, which no model refers to."""
+    """Return the global parameter store of Pyro, which no model refers to; None if Pyro is not loaded."""
     return getattr(sys.modules.get("pyro.poutine.runtime"), "_PYRO_PARAM_STORE", None)
 
 
 _KEPT_BY: Mapping[str, Callable[[], Any]] = {"pyro": _pyro_state}
+"""By library: function that returns global state of the library."""
 _KEPT_IN_LOOPS_BY: Mapping[str, Callable[[], Any]] = {"keras": _keras_state}
-"""Global state of libraries by name, used only if loops of the library are watched."""
+"""By library: function that returns global state which counts only if a library loop is watched."""
 
 
 def library_roots(*, loops: bool) -> Iterator[tuple[str, Any]]:
-    """Yield the global state of libraries that no object of the program refers to, by name.
+    """Yield (name of a root, object) for global state of libraries that no object of the program refers to.
 
     `loops` is True if a loop of a library is watched.
     """

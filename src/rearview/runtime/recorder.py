@@ -1,6 +1,6 @@
-"""Record a run: append records, and save checkpoints where the policy decides that they pay.
+"""Record a run: append records, and save a checkpoint at each boundary where the policy decides to.
 
-Recording never breaks or changes training: a failure of our own becomes one warning, and the program
+Recording never breaks or changes training: a failure of Rearview becomes one warning, and the program
 continues unrecorded.
 """
 
@@ -32,7 +32,7 @@ from rearview.runtime.loops import SLICE, STRIDE, LoopEntry, ended_at_test
 from rearview.runtime.measurements import Timeline, surroundings
 from rearview.runtime.observed_values.assigned_scalars import AssignedScalars
 from rearview.runtime.observed_values.captured_records import CapturedRecords
-from rearview.runtime.program_frames import position, qualified, unobserved
+from rearview.runtime.program_frames import position, unobserved
 from rearview.runtime.sandbox.clock import Clock
 from rearview.runtime.sandbox.printed_lines import PrintedLines
 from rearview.runtime.sandbox.program_inputs import InputFiles
@@ -48,22 +48,22 @@ from rearview.store.records import RecordFile
 from rearview.store.runs import Runs
 
 _WALKING_SHARE = 0.01
-"""Fraction of the time so far that walking anchors may take."""
+"""Fraction of the run's duration so far that walks over the program's objects may take."""
 _FREE_WALKING = 0.1
-"""Seconds of walking that are always allowed."""
-_CAPTURED_EACH = 100
-"""Number of first iterations of an outermost loop whose variables are all captured; later, only some are."""
+"""Seconds that these walks may take in any case."""
+_CAPTURED_ITERATIONS = 100
+"""Number of first iterations of an outermost loop after each of which variables are captured; later, after some only."""
 _BRIEF = 0.001
 """Seconds; a shorter loop is not worth skipping in a replay."""
 _CROWDED = 0.5
-"""Fraction of a core that a late copy may lack and still be made."""
+"""A late copy is made only if the fraction of a core that it lacks is smaller."""
 _RECONSIDER_AFTER = 0.05
-"""Seconds before a boundary is considered again after the policy refused one of the same kind."""
+"""Seconds until a boundary of a loop is considered again after the policy refused one."""
 
 
 @dataclass
 class Recorder(Session):
-    """A session that records."""
+    """A session that records its run."""
 
     runs: Runs = field(kw_only=True)
     records: RecordFile = field(kw_only=True)
@@ -71,43 +71,46 @@ class Recorder(Session):
     overhead: Overhead = field(kw_only=True)
     script: str = ""
     clock: Clock | None = None
-    """Records the times that the program reads."""
+    """Records the clock readings of the program."""
     inputs: InputFiles | None = None
+    """Records which files the program reads."""
     script_cells: ScriptCells | None = None
-    """Records the lineage of a script that is cut into cells."""
+    """Records the lineage of each cell of a script; None if the script has no cells."""
     signals: Signals | None = None
     """Watches for stop signals; None if the run is not preemptible."""
     remote_copy: RemoteCopy | None = None
-    """Copies the run to a remote after each save."""
+    """Copies the run to a remote after each save; None if the run has no remote."""
     outputs: Outputs | None = None
-    """Files that the program writes, which are part of its state."""
+    """Watches the files that the program writes, which are part of its state; None if no files are watched."""
     energy: EnergyLog | None = None
-    """Measures the energy that the run uses."""
+    """Measures the energy that the run uses; None in a child process of the run."""
     printing: PrintedLines = field(default_factory=PrintedLines)
     """Records the lines that the program prints."""
     captured: CapturedRecords | None = None
-    """Values that the program does not log with Rearview; None if none are captured."""
+    """Records values that the program does not log with Rearview; None if such values are not recorded."""
     assigned: AssignedScalars | None = None
-    """Captures variables of loops."""
+    """Captures the variables of loops; None if variables are not captured."""
     prints_closing_lines: bool = False
     """Whether lines about the run are printed at its end, as `rearview run` does."""
     logged: set[str] = field(default_factory=set)
-    """Names that the program logged with Rearview, the first hundred."""
+    """Up to a hundred names that the program logged with Rearview."""
     log_calls: int = 0
     loops_begin: Callable[[FrameType], None] | None = None
-    """Called once, in the frame of the first loop that is watched."""
+    """Function to call once with the frame of the first watched loop; None after the call."""
     joins: bool = False
-    """Whether this process is a child of the process that the run recorded first."""
+    """Whether this process is a child of the process in which the run began."""
     only_names: frozenset[str] | None = None
-    """Names to record; None for all. In a child of a replay, the others were recorded before."""
+    """Names to record; None for all. In a child of a replay, other names were recorded before."""
     seq: int = 0
-    due: dict[str, float] = field(default_factory=dict)
-    """Time before which no inner boundary, or end of a loop, is considered; by loop id."""
+    """Number of the last checkpoint."""
+    not_before: dict[str, float] = field(default_factory=dict)
+    """By loop id: time before which the end of the loop is not considered; by `Edge.START`: the same for boundaries
+    of inner loops."""
     failed: bool = False
-    """Whether recording has failed; then the program runs on unrecorded."""
+    """Whether recording has failed: the program continues unrecorded."""
     iteration_began: float = 0.0
-    """Time of the last boundary of the outermost loop at which the policy was asked, or of its start."""
-    last: float = 0.0
+    """Time of the last boundary of the outermost loop at which the policy was asked, or of the loop's start."""
+    last_saved: float = 0.0
     """Time of the last saved boundary that a replay could start from."""
     finished: bool = False
     hint: str = ""
@@ -119,19 +122,19 @@ class Recorder(Session):
         self.stride = SLICE if self.settings.every else STRIDE
         self.walk_seconds = 0.0
         self._waited_before = 0.0
-        """Seconds that the program had waited for Rearview when the present iteration began."""
-        self._outer_due = 0.0
+        """Seconds that the program had waited for Rearview when the current iteration began."""
+        self._outer_not_before = 0.0
         """Time before which no boundary of the outermost loop is considered."""
         self.timeline = Timeline()
         self._prefixes = PointEncoder()
 
     @property
     def pending(self) -> bool:
-        """Whether a resumed program is still on its way to where it stopped."""
+        """Whether a resumed program has not yet reached the checkpoint from which it continues."""
         return False
 
     def push(self, entry: LoopEntry) -> None:
-        """Put a loop on the stack, and an outermost one on the timeline."""
+        """Put a loop on the stack; add an outermost loop to the timeline."""
         super().push(entry)
         if self.nest is not None and self.nest.entry is entry:
             self.timeline.enter(entry.site.id, entry.site.name)
@@ -143,26 +146,28 @@ class Recorder(Session):
             self._begin_iteration(entry.now + 1)
         super().leave(entry, frame, ended=ended)
         if self.assigned is not None:
-            self._loop_left(entry, frame)
+            self._capture_after_loop(entry, frame)
         if outermost:
             self.timeline.leave(entry.span, entry.values())
         elif self.stack and not entry.site.loose:
-            self._count(entry)
+            self._add_inner_loop(entry)
 
-    def _count(self, entry: LoopEntry) -> None:
-        """Count the iterations of an inner loop in this iteration of the outermost one."""
-        outer, *between = self.stack
+    def _add_inner_loop(self, entry: LoopEntry) -> None:
+        """Add an inner loop that has ended to the timeline, with its iterations."""
+        outermost, *middle_loops = self.stack
         count = max(0, entry.now + 1)
-        self.timeline.add_iterations(entry.site.id, outer.now, count)
-        if between:
-            path = [*(around.site.id for around in between), entry.site.id]
-            self.timeline.add_deep_loop(path, outer.now, count)
+        self.timeline.add_iterations(entry.site.id, outermost.now, count)
+        if middle_loops:
+            path = [*(loop.site.id for loop in middle_loops), entry.site.id]
+            self.timeline.add_deep_loop(path, outermost.now, count)
         else:
             took = perf_counter() - entry.started
             values = entry.values()
-            self.timeline.add_inner_loop(entry.site.id, outer.now, took, count, entry.span, values)
+            self.timeline.add_inner_loop(
+                entry.site.id, outermost.now, took, count, entry.span, values
+            )
 
-    def _iteration_ended(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
+    def _capture_after_iteration(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
         """Capture the variables of a loop whose iteration `index` has ended."""
         if self.assigned is None or self.failed or index < 0 or self.nest is None or self.pending:
             return
@@ -173,24 +178,27 @@ class Recorder(Session):
             self.fail(exc)
 
     def slice(self, entry: LoopEntry, size: int) -> int:
-        """Return 1 for the first iterations of an outermost loop, as long as there is time for it."""
-        return 1 if self._is_captured_each(entry) else super().slice(entry, size)
+        """Return how many iterations may pass unobserved: 1 if variables are captured after each, else as usual."""
+        return 1 if self._captures_each_iteration(entry) else super().slice(entry, size)
 
-    def _is_captured_each(self, entry: LoopEntry) -> bool:
-        """Return True if the variables of a loop are captured after each iteration, however short it is."""
+    def _captures_each_iteration(self, entry: LoopEntry) -> bool:
+        """Return True if the variables of a loop are captured after each iteration, also after a short one.
+
+        This is done in the first iterations of an outermost loop, until the time allowed for capturing is used up.
+        """
         nest = self.nest
         return (
             self.assigned is not None
             and nest is not None
             and nest.entry is entry
             and bool(entry.site.assigned)
-            and entry.history.iterations + entry.now < _CAPTURED_EACH
+            and entry.history.iterations + entry.now < _CAPTURED_ITERATIONS
             and not self.assigned.allowance.used_up
         )
 
     @unobserved
-    def _loop_left(self, entry: LoopEntry, frame: FrameType | None) -> None:
-        """Capture the variables of a loop that has ended, if the loop around it is in a calling function."""
+    def _capture_after_loop(self, entry: LoopEntry, frame: FrameType | None) -> None:
+        """Capture the variables of a loop that has ended, if it runs in another function than the loop around it."""
         assert self.assigned is not None
         self.assigned.loop_ended(entry)
         if (
@@ -201,10 +209,10 @@ class Recorder(Session):
             or self.pending
         ):
             return
-        around = self.stack[-1]
-        around.history.nests = True
-        if frame is None or id(frame) != entry.frame or around.frame == entry.frame:
-            return  # the loop around it, in the same function, captures its variables
+        outer_loop = self.stack[-1]
+        outer_loop.history.nests = True
+        if frame is None or id(frame) != entry.frame or outer_loop.frame == entry.frame:
+            return  # the loop around this one is in the same function, and captures the variables
         if entry.history.nests or entry.now < 0:
             return
         try:
@@ -218,14 +226,14 @@ class Recorder(Session):
         nest = self.nest
         if not self.checkpointing or entry.site.loose or self.failed or nest is None:
             return index
-        if self.assigned is None or not index or not self._is_captured_each(entry):
+        if self.assigned is None or not index or not self._captures_each_iteration(entry):
             self._at_boundary(nest, entry, index, frame)
             return index
-        # a boundary after each short iteration is there for its variables: it costs of their time
-        allowance, done = self.assigned.allowance, (self.seq, self.walk_seconds)
+        # this boundary exists only because variables are captured: it counts as time of capturing
+        allowance, counts = self.assigned.allowance, (self.seq, self.walk_seconds)
         began, spent = thread_time(), allowance.spent
         self._at_boundary(nest, entry, index, frame)
-        if (self.seq, self.walk_seconds) == done:  # otherwise a save or a walk took the time
+        if (self.seq, self.walk_seconds) == counts:  # no save and no walk took part of the time
             allowance.add(began, counted=allowance.spent - spent)
         return index
 
@@ -233,7 +241,7 @@ class Recorder(Session):
         if self.loops_begin is not None:
             begin, self.loops_begin = self.loops_begin, None
             begin(frame)
-        self._iteration_ended(entry, index - 1, frame)
+        self._capture_after_iteration(entry, index - 1, frame)
         if self.signals is not None and self.signals.requested is not None:
             self.leave_program(entry, index, frame)
         due = False
@@ -252,7 +260,7 @@ class Recorder(Session):
                 self.overhead.begin_step(entry.site.id, index, self.writer.background_seconds)
             if nest.anchors is None:
                 if nest.entry is entry and self._may_walk(entry):
-                    anchors = self.anchor(nest, index, self.roots(frame)[0])
+                    anchors = self.walk_anchors(nest, index, self.roots(frame)[0])
                     self.walk_seconds += nest.seconds
                     self.overhead.enter_loop(nest.seconds, memory_of(anchors.alive()))
                     self.writer.prepare(self.overhead.nbytes)
@@ -266,29 +274,29 @@ class Recorder(Session):
             self.fail(exc)
 
     def _begin_iteration(self, index: int) -> None:
-        """Begin iteration `index` of the outermost loop on the timeline."""
-        waited = self.overhead.total
+        """Record on the timeline that iteration `index` of the outermost loop begins."""
+        waited = self.overhead.total_wait
         self.timeline.begin_iteration(index, waited - self._waited_before)
         self._waited_before = waited
 
     def _outer_boundary_is_due(self, index: int) -> bool:
         """Return True if the policy should be asked about a boundary of the outermost loop.
 
-        It need not be asked again soon after it refused one: short iterations then cost less.
+        Soon after a refusal the policy is not asked again, so that short iterations cost less.
         """
-        return not index or self.settings.every or perf_counter() >= self._outer_due
+        return not index or self.settings.every or perf_counter() >= self._outer_not_before
 
     def _inner_boundary_is_due(self, entry: LoopEntry) -> bool:
-        """Return True if the policy should be asked about an inner boundary, which takes 0.1 ms."""
+        """Return True if the policy should be asked about a boundary of an inner loop; the question takes 0.1 ms."""
         now = perf_counter()
-        since = now - max(entry.started, self.last)
-        return since >= INNER_LEAST and now >= self.due.get(Edge.START, 0.0)
+        since = now - max(entry.started, self.last_saved)
+        return since >= INNER_LEAST and now >= self.not_before.get(Edge.START, 0.0)
 
     def leave_program(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
-        """Save and end with exit code 85, because a signal asked for it; the run can be resumed.
+        """Save a checkpoint and end the process with exit code 85: a signal has asked for it; the run can be resumed.
 
-        If the state cannot be saved completely, the program continues to the next boundary of its
-        outermost loop and ends there in any case: the last complete checkpoint still exists.
+        If the state cannot be saved completely inside an inner loop, the program continues to the next boundary
+        of its outermost loop and ends there in any case: the last complete checkpoint still exists.
         """
         nest = self.nest
         assert nest is not None
@@ -313,21 +321,22 @@ class Recorder(Session):
         leave_at_once(self.code)
 
     def _may_walk(self, entry: LoopEntry) -> bool:
+        """Return True if there is time to walk over the program's objects for the checkpoints of a loop."""
         if self.settings.epsilon <= 0 and not self.settings.every and self.signals is None:
-            return False  # nothing will be saved
+            return False  # no checkpoint will be saved
         now = perf_counter()
         allowed = _FREE_WALKING + _WALKING_SHARE * (now - self.began)
         return self.walk_seconds <= allowed or now - entry.started > 20 * self.walk_seconds
 
-    def exhausted(self, entry: LoopEntry, index: int, frame: FrameType) -> bool:
-        """Consider a checkpoint after the loop."""
+    def on_exhausted(self, entry: LoopEntry, index: int, frame: FrameType) -> bool:
+        """Consider a checkpoint after a loop whose iterator has no more items."""
         self.after_loop(entry, index, frame)
         return True
 
-    def broken(self, entry: LoopEntry, frame: FrameType) -> None:
+    def on_early_exit(self, entry: LoopEntry, frame: FrameType) -> None:
         """Consider a checkpoint after a loop that was left by `break`."""
         if not entry.site.loose and not ended_at_test(entry, frame):
-            self._iteration_ended(entry, entry.now, frame)
+            self._capture_after_iteration(entry, entry.now, frame)
         if position(frame) in entry.site.breaks:
             self.after_loop(entry, entry.now, frame)
 
@@ -339,24 +348,24 @@ class Recorder(Session):
             return
         try:
             now = perf_counter()
-            early = now - entry.started < _BRIEF or now < self.due.get(entry.site.id, 0.0)
+            early = now - entry.started < _BRIEF or now < self.not_before.get(entry.site.id, 0.0)
             if nest.anchors is not None and (nest.entry is entry or not early):
                 self.consider(entry, index, Edge.END, frame)
         except Exception as exc:
             self.fail(exc)
 
     def consider(self, entry: LoopEntry, index: int, edge: Edge, frame: FrameType) -> None:
-        """Save if the policy decides that it pays."""
+        """Save a checkpoint if the policy decides to, and if the writer can take one."""
         depth = len(self.stack) - 1
         ends = edge is Edge.END and depth == 1  # a replay can skip to the end of an inner loop
         begun = perf_counter()
-        since = begun - (entry.started if edge is Edge.END else max(entry.started, self.last))
+        since = begun - (entry.started if edge is Edge.END else max(entry.started, self.last_saved))
         decision = self.overhead.decide(entry.site.id + edge, since, depth * (not ends), ends=ends)
         if not decision.save and not self._is_affordable_end(entry, edge):
             if edge is Edge.START and not depth:
-                self._outer_due = begun + _RECONSIDER_AFTER
+                self._outer_not_before = begun + _RECONSIDER_AFTER
             else:
-                self.due[Edge.START if edge is Edge.START else entry.site.id] = (
+                self.not_before[Edge.START if edge is Edge.START else entry.site.id] = (
                     begun + _RECONSIDER_AFTER
                 )
             self.overhead.add_wait(perf_counter() - begun)
@@ -365,13 +374,16 @@ class Recorder(Session):
         if refusal is not None:
             self.overhead.refusals[refusal] += 1
             return
-        took = self.save(entry, index, edge, frame)
-        if took and edge is Edge.START:
-            self.last = perf_counter()
+        accepted = self.save(entry, index, edge, frame)
+        if accepted and edge is Edge.START:
+            self.last_saved = perf_counter()
         self.overhead.add_wait(perf_counter() - begun)
 
     def _is_affordable_end(self, entry: LoopEntry, edge: Edge) -> bool:
-        """Return True to save the end of an outermost loop, so that a replay has a state to compare."""
+        """Return True if the end of an outermost loop is saved although the policy refused.
+
+        A replay then has a state to compare with. The time for such checkpoints is limited.
+        """
         nest = self.nest
         if edge is not Edge.END or nest is None or nest.entry is not entry:
             return False
@@ -380,7 +392,10 @@ class Recorder(Session):
     def save(
         self, entry: LoopEntry, index: int, edge: Edge, frame: FrameType, *, wait: bool = False
     ) -> bool:
-        """Capture the state and submit it; return True if accepted, and with `wait` also complete."""
+        """Capture the state and submit it to the writer; return True if the writer accepted it.
+
+        With `wait`, return True only if the captured state is also complete.
+        """
         nest = self.nest
         assert nest is not None
         assert nest.anchors is not None
@@ -392,7 +407,7 @@ class Recorder(Session):
             nest.encoded = msgspec.json.encode(anchors)
         origin = {
             "names": list(roots),
-            "frames": [qualified(program_frame.f_code) for program_frame in frames],
+            "frames": [program_frame.f_code.co_qualname for program_frame in frames],
         }
         files, outputs = self.outputs.parts() if self.outputs is not None else ({}, {})
         buffers: dict[str, Any] = {
@@ -423,14 +438,14 @@ class Recorder(Session):
             missing=tuple(captured.missing),
         )
         hints = CopyHints(
-            recapture=edge is Edge.END and len(path) > 1,  # at the boundary around this loop
+            recapture=edge is Edge.END and len(path) > 1,  # at the next boundary of the loop around
             likely_unchanged=captured.likely_unchanged,
             free_core=self.overhead.crowded < _CROWDED,
         )
-        taken = self.writer.submit(snapshot, wait=wait or self.settings.every, hints=hints)
-        if not taken:
+        accepted = self.writer.submit(snapshot, wait=wait or self.settings.every, hints=hints)
+        if not accepted:
             self.overhead.skip_save(self.seq, self.writer.reason or Reason.FAILED)
-        return taken and not (wait and captured.missing)
+        return accepted and not (wait and captured.missing)
 
     def point_of(self, entry: LoopEntry, index: int) -> Point:
         """Return the point of a checkpoint of `entry` at iteration `index`."""
@@ -440,7 +455,7 @@ class Recorder(Session):
         return Point((*self.cell_steps(), *steps))
 
     def log(self, items: Mapping[str, Any], place: bytes = b"") -> None:
-        """Append values at the current point; once this returns, a kill does not lose them."""
+        """Append values at the current point; after the call, even a kill does not lose them."""
         try:
             if self.finished:
                 return
@@ -455,23 +470,23 @@ class Recorder(Session):
         except Exception as exc:
             self.fail(exc)
 
-    def argument(self, values: Mapping[str, Any], origin: str = "") -> None:
-        """Record hyper-parameters of the run; `origin` names how the program read them."""
+    def record_arguments(self, values: Mapping[str, Any], origin: str = "") -> None:
+        """Record hyper-parameters of the run; `origin` says where the program got them from."""
         try:
             self.runs.update_args(self.run, values, origin)
         except Exception as exc:
             self.fail(exc)
 
-    def forked(self) -> None:
-        """In a forked child: watch no loops and save nothing; records still go to the run."""
+    def on_fork(self) -> None:
+        """In a forked child, watch no loops and save no checkpoints; records still go to the run."""
         self.watching = False
         self.checkpointing = 0
         self.stack = []
         self.captured = self.assigned = None
         self.printing.remove()
 
-    def deleted(self) -> None:
-        """Stop writing: the program is about to remove the store itself."""
+    def stop_recording(self) -> None:
+        """Stop recording: the program is about to remove the store."""
         self.writer.close()
         self.records.close()
         if self.captured is not None:
@@ -483,7 +498,7 @@ class Recorder(Session):
     def fail(self, exc: BaseException) -> None:
         """Warn once that recording has failed; the program continues unrecorded."""
         if _raised_by_handler(exc):
-            raise exc  # raised by a signal handler of the program while Rearview's code ran
+            raise exc  # not a failure of Rearview: the program's handler ran during its code
         if not self.failed and not self.store_is_gone():
             self.failed = True
             if os.environ.get("REARVIEW_DEBUG"):
@@ -495,8 +510,8 @@ class Recorder(Session):
                 stacklevel=2,
             )
 
-    def cut_into(self, texts: Sequence[str]) -> None:
-        """Record the lineage of these cells of the script."""
+    def begin_cells(self, texts: Sequence[str]) -> None:
+        """Record the lineage of the script's cells, whose source is `texts`."""
         if not self.joins:
             folder = self.runs.folder(self.run)
             self.script_cells = ScriptCells(self, folder, texts, self.fail)
@@ -507,7 +522,7 @@ class Recorder(Session):
             self.script_cells.enter(number)
 
     def note_failure(self, exc: BaseException) -> None:
-        """Note where an exception ended the program, and what the user can do about it."""
+        """Remember where an exception ended the program, and what the user can do about it."""
         super().note_failure(exc)
         if isinstance(exc, NameError) and exc.name == "rearview":
             self.hint = "add `import rearview` at the top of the script, then run it again"
@@ -519,7 +534,7 @@ class Recorder(Session):
             )
 
     def store_is_gone(self) -> bool:
-        """Return True if the store was removed during the run; say so once and record no more."""
+        """Return True if the store was removed during the run; then print a message once and stop recording."""
         if self.joins or self.runs.is_stored(self.run):
             return False
         if not self.failed:
@@ -537,7 +552,7 @@ class Recorder(Session):
             warnings.warn(printable(message), RuntimeWarning, stacklevel=2)
 
     def finish(self, code: int | None) -> None:
-        """Write everything that is left, then publish how the run ended."""
+        """Complete what is still being written, then publish how the run ended."""
         if self.finished or self.pid != os.getpid():
             return
         self.finished = True
@@ -570,7 +585,7 @@ class Recorder(Session):
             self._print_closing_lines(summary, final or 0)
 
     def _close_without_store(self) -> None:
-        """Stop the threads and give the streams back; there is nothing left to write to."""
+        """Stop the threads and restore the output streams; the store no longer exists."""
         for close in (
             self.writer.close,
             self.records.close,
@@ -581,7 +596,7 @@ class Recorder(Session):
                 close()
 
     def _print_closing_lines(self, summary: RunEnd, code: int) -> None:
-        """Print a few lines about the run for a person at a terminal."""
+        """Print a few lines about the run for the user at the terminal."""
         run = self.runs.get(self.run)
         lines = closing_lines(
             *(self.run, summary, self.logged, len(run.args), self.runs.folder(self.run)),
@@ -615,18 +630,18 @@ class Recorder(Session):
             self.remote_copy.finish()
         except Exception as exc:
             if self.code == EXIT_PAUSED:
-                self.code = 1  # it cannot be resumed on another machine
+                self.code = 1  # the run cannot be resumed on another machine
             sys.stderr.write(
                 f"rearview: saved, but not pushed to the remote: {printable(str(exc))}\n"
             )
 
     def _created_files(self) -> frozenset[str]:
-        """Return the files that the run created, also those that C code wrote."""
+        """Return the files that the run created, including files that C code wrote."""
         traces = self.outputs.traces if self.outputs is not None else None
         return frozenset(traces.created_paths() if traces is not None else ())
 
     def summary(self, code: int) -> RunEnd:
-        """Return the measurements of the run, which ended with `code`, for planning and `rearview show`."""
+        """Return the measurements of the run that has ended with `code`, for planning and `rearview show`."""
         files = {
             str(file) for _, module in self.modules if (file := getattr(module, "__file__", None))
         }

@@ -1,11 +1,11 @@
 """Resume a run that stopped: set up again, jump to its last checkpoint, record from there.
 
-If a checkpoint turns out not to be usable, the process is started again (`Restart`) and resumes from
-a checkpoint less deep in the loops, or from the start. Whether it is usable may only be seen in the
-middle of the program's own work, for example when a gradient flows through the boundary.
+If a checkpoint turns out to be unusable, the process is started again (`Restart`) and resumes from
+a checkpoint less deep in the loops, or from the start. This may only show later, while the program runs:
+for example, when a gradient flows through the boundary.
 
 A run can be resumed with an edited source (`SourceChange`) if no changed line runs before the
-checkpoint is reached: such a line would be part of what the run did before.
+checkpoint is reached: the state in the checkpoint was computed without the change.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ class Restart:
     files: set[int] = field(default_factory=_open_files)
 
     def __call__(self, checkpoint: Checkpoint, why: RearviewError) -> None:
-        """Resume from a checkpoint less deep in the loops than this one; does not return."""
+        """Start again from a checkpoint less deep in the loops than `checkpoint`; does not return."""
         depth = len(checkpoint.meta.path) - 1
-        way = "resuming from an earlier one" if depth else "starting over"
+        next_step = "resuming from an earlier one" if depth else "starting over"
         sys.stderr.write(
-            f"rearview: the run cannot be resumed from the checkpoint at {checkpoint.point}; {way} ({why})\n"
+            f"rearview: the run cannot be resumed from the checkpoint at {checkpoint.point}; {next_step} ({why})\n"
         )
         sys.stderr.flush()
         self._begin(msgspec.structs.replace(self.control, depth=depth))
 
     def afresh(self, why: RearviewError) -> None:
-        """Run the set-up again without the files that the run created; does not return.
+        """Start again without the files that the run created; does not return.
 
-        A program that downloads its data only if it is absent has taken another path now.
+        With these files, a program that downloads its data only if they are absent would set up differently.
         """
         sys.stderr.write(
             "rearview: the set-up differs because files exist that the run created; "
@@ -71,7 +71,7 @@ class Restart:
         self._begin(msgspec.structs.replace(self.control, afresh=True))
 
     def repeat_loops(self, why: RearviewError) -> None:
-        """Run the set-up and the loops before the checkpoint again; does not return."""
+        """Start again, and run the loops before the checkpoint instead of skipping them; does not return."""
         sys.stderr.write(
             "rearview: the state that was saved after an earlier loop does not lead to the checkpoint; "
             f"running the earlier loops again ({why})\n"
@@ -80,17 +80,17 @@ class Restart:
         self._begin(msgspec.structs.replace(self.control, repeat_loops=True))
 
     def _begin(self, control: Control) -> None:
-        """Replace this process by one that is started with `control`."""
+        """Replace this process by a new one that is started with `control`."""
         end_children()
         if control.kernel is not None:
-            # the front end waits for an answer of this process: it has to start again too
+            # the front end of the kernel waits for an answer of this process: restart it as well
             Path(control.kernel).with_name(AGAIN).write_bytes(msgspec.json.encode(control))
             os.kill(os.getpid(), signal.SIGKILL)
         for number in _open_files() - self.files:
             try:
                 os.set_inheritable(number, False)
             except OSError:
-                continue  # the descriptor of the folder listing itself
+                continue  # the descriptor with which `_open_files` has read the folder
         signal.pthread_sigmask(signal.SIG_BLOCK, self.control.signals)
         encoded = msgspec.json.encode(control).decode()
         os.chdir(self.folder)
@@ -103,31 +103,31 @@ class Restart:
 class SourceChange:
     """Refuses an edited source if a changed line runs before the program reaches the checkpoint."""
 
-    mend: EditBeforeResume
+    edit: EditBeforeResume
     root: str
     point: str
-    """Point of the checkpoint."""
+    """Point of the checkpoint, as text."""
     leave: Callable[[str], NoReturn]
-    """Ends the process with a reason."""
+    """Ends the process and prints the reason that it gets."""
     _files: dict[str, str] = field(default_factory=dict)
     _stopped: bool = False
 
     def start(self) -> None:
-        """Watch the lines that the program runs, until `stop`."""
+        """Watch the lines that the program runs, until `stop` is called."""
         sys.settrace(self._call)
 
     def stop(self) -> None:
         """Stop watching: the checkpoint is reached."""
-        self._stopped = True  # `unobserved` puts this tracer back after the boundary
+        self._stopped = True  # `unobserved` sets this trace function again after the boundary
         sys.settrace(None)
 
     def skipped(self, loop: str) -> None:
-        """Refuse if a loop that ended before the checkpoint would have run a changed line."""
-        for path, line in self.mend.changed_lines_in(loop):
+        """Refuse if a skipped loop, which ended before the checkpoint, would have run a changed line."""
+        for path, line in self.edit.changed_lines_in(loop):
             self._refuse(path, line)
 
     def failed(self, exc: RearviewError) -> NoReturn:
-        """Refuse: the state does not fit the edited program."""
+        """Refuse because the saved state does not fit the edited program."""
         self.leave(f"the state saved at {self.point} does not fit the edited source: {exc}")
 
     def _call(self, frame: FrameType, event: str, _arg: Any) -> Any:
@@ -138,18 +138,18 @@ class SourceChange:
         path = self._files.get(name)
         if path is None:
             path = self._files[name] = os.path.relpath(os.path.realpath(name), self.root)
-        return self._line if event == "call" and self.mend.lines.get(path) else None
+        return self._line if event == "call" and self.edit.lines.get(path) else None
 
     def _line(self, frame: FrameType, event: str, _arg: Any) -> Any:
         if self._stopped:
             return None
         path = self._files[frame.f_code.co_filename]
-        if event == "line" and frame.f_lineno in self.mend.lines[path]:
+        if event == "line" and frame.f_lineno in self.edit.lines[path]:
             self._refuse(path, frame.f_lineno)
         return self._line
 
     def _refuse(self, path: str, line: int) -> NoReturn:
-        change = self.mend.lines[path][line]
+        change = self.edit.lines[path][line]
         self.leave(
             f"line {line} of {path} {change} and runs before the checkpoint at {self.point}, so the "
             "state saved there was computed without it"
@@ -157,10 +157,10 @@ class SourceChange:
 
 
 def last_usable(checkpoints: list[Checkpoint]) -> Checkpoint | None:
-    """Return the newest complete checkpoint, or None.
+    """Return the newest complete checkpoint, or None if there is none.
 
-    Any checkpoint can be reached: loops around it are entered at their own nearest checkpoint, and
-    the iterations in between run again, skipping inner loops whose end was saved.
+    Any checkpoint can be reached: each loop around it is entered at the nearest checkpoint of that loop, and
+    the iterations in between run again, except inner loops whose end was saved.
     """
     complete = [checkpoint for checkpoint in checkpoints if checkpoint.complete]
     return max(complete, key=lambda each: each.seq, default=None)
@@ -168,35 +168,35 @@ def last_usable(checkpoints: list[Checkpoint]) -> Checkpoint | None:
 
 @dataclass
 class Resumer(Recorder):
-    """A recorder that first goes to the checkpoint where the run stopped."""
+    """A recorder that first brings the program to the checkpoint where the run stopped, and records from there."""
 
     target: Checkpoint | None = None
     """The checkpoint to resume from; None once it is reached."""
     checkpoint_index: CheckpointIndex = field(init=False)
     restart: Callable[[Checkpoint, RearviewError], None] | None = None
-    """Starts the process again, to resume from an earlier checkpoint."""
+    """Starts the process again, to resume from an earlier checkpoint; None with an edited source."""
     source_change: SourceChange | None = None
-    """Set if the run is resumed with an edited source, until the checkpoint is reached."""
+    """Watches for changed lines until the checkpoint is reached; None if the source is not edited."""
     continues: str = ""
-    """The version of the edited source."""
+    """The version of the edited source; empty if the source is not edited."""
     afresh: Callable[[RearviewError], None] | None = None
-    """Sets up again without the files that the run created; None if that was done before."""
+    """Starts again without the files that the run created; None if this was done before, or if there are none."""
     repeat_loops: Callable[[RearviewError], None] | None = None
-    """Sets up again, running all loops before the checkpoint; None if that was done before."""
+    """Starts again and runs all loops before the checkpoint; None if this was done before."""
     origin: Checkpoint | None = None
     """The checkpoint that the run was resumed from, once it is reached."""
 
-    def cut_into(self, texts: Sequence[str]) -> None:
-        """Record no lineage: cells before the checkpoint are passed by, so their cost says nothing."""
+    def begin_cells(self, texts: Sequence[str]) -> None:
+        """Record no lineage: loops of cells before the checkpoint are skipped, so the cost of cells is unknown."""
 
     @property
     def pending(self) -> bool:
-        """Whether the checkpoint is still to be reached: values logged until then are recorded already."""
+        """Whether the checkpoint is not reached yet: values logged until then are recorded already."""
         return self.target is not None
 
     @unobserved
     def boundary(self, entry: LoopEntry, index: int, frame: FrameType) -> int | None:  # type: ignore[override]
-        """Jump towards the target; record once it is reached."""
+        """Skip or jump towards the checkpoint to resume from; once it is reached, act as a recorder."""
         if self.target is None:
             return super().boundary(entry, index, frame)
         if entry.site.loose or self.nest is None:
@@ -217,7 +217,7 @@ class Resumer(Recorder):
         if depth == len(target_path) and self.target.edge is Edge.END:
             self._restore_large_files()
             self._skip(path, frame)
-            self._arrived()
+            self._begin_recording()
             return None
         goal: int = target_path[depth - 1][2]
         if goal > index:
@@ -229,7 +229,7 @@ class Resumer(Recorder):
 
     def _anchor(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
         try:
-            self.checkpoint_index.anchor(entry, index, frame)
+            self.checkpoint_index.walk_recorded_anchors(entry, index, frame)
         except RearviewError as exc:
             if self.source_change is not None:
                 self.source_change.failed(exc)
@@ -243,10 +243,10 @@ class Resumer(Recorder):
     def advance(
         self, entry: LoopEntry, source: Iterator[Any], index: int, target: int, frame: FrameType
     ) -> int:
-        """Go to the pending checkpoint; if it is the target, recording begins here."""
+        """Bring the loop to its pending checkpoint; if this is the one to resume from, recording begins here."""
         assert self.target is not None
-        arrives = self.checkpoint_index.pending is self.target
-        if arrives:
+        is_target = self.checkpoint_index.pending is self.target
+        if is_target:
             self._restore_large_files()
         checkpoint = self.checkpoint_index.pending
         try:
@@ -254,8 +254,8 @@ class Resumer(Recorder):
         except StateError as exc:
             self._restart(checkpoint, exc)
             raise
-        if arrives:
-            self._arrived()
+        if is_target:
+            self._begin_recording()
         return target
 
     def _skip(self, path: tuple[LoopStep, ...], frame: FrameType) -> bool:
@@ -272,7 +272,7 @@ class Resumer(Recorder):
         return True
 
     def on_refusal(self, exc: StateError) -> None:
-        """Start again: a gradient flows through the boundary that the run was resumed from."""
+        """Start again, because a gradient flows through the boundary that the run was resumed from."""
         self._restart(self.origin or self.target, exc)
 
     def _restart(self, checkpoint: Checkpoint | None, exc: StateError) -> None:
@@ -282,12 +282,12 @@ class Resumer(Recorder):
             self.restart(checkpoint, exc)
 
     def _restore_large_files(self) -> None:
-        """Restore files that are too large for a checkpoint, before the state is restored."""
+        """Restore output files that are too large for a checkpoint, before the state is restored."""
         assert self.target is not None
         if self.outputs is not None:
             self.outputs.restore_large_files(self.target.meta.outputs.get("large", ()))
 
-    def _arrived(self) -> None:
+    def _begin_recording(self) -> None:
         self.origin, self.target = self.target, None
         if self.source_change is not None:
             self.source_change.stop()
@@ -296,18 +296,18 @@ class Resumer(Recorder):
             self.runs.append_event(self.run, "continued", facts)
         if self.origin is not None:
             path = self.origin.meta.path
-            whole = len(path) == 1 and self.origin.edge is not Edge.END
-            self.timeline.skipped(path[0][2] + (not whole))
+            full_iteration = len(path) == 1 and self.origin.edge is not Edge.END
+            self.timeline.skipped(path[0][2] + (not full_iteration))
         if self.clock is not None:
             self.clock.start_recording()
-        self.overhead.now = self.last = perf_counter()
+        self.overhead.counted_until = self.last_saved = perf_counter()
 
     def after_loop(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
-        """Record loop ends only once the target is reached."""
+        """Save the end of a loop only once the checkpoint to resume from is reached."""
         if self.target is None:
             super().after_loop(entry, index, frame)
 
     def log(self, items: Mapping[str, Any], place: bytes = b"") -> None:
-        """Record values only once the target is reached; those before are recorded already."""
+        """Record values only once the checkpoint to resume from is reached: earlier values are recorded already."""
         if self.target is None:
             super().log(items, place)

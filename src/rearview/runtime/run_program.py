@@ -1,6 +1,6 @@
 """Run the user's script or module as `python` would, with a session around it.
 
-Started by `first_file.py`. One environment variable holds the `Control` value, so that the command
+`launcher.py` starts this. One environment variable holds the `Control` value, so that the command
 line belongs to the script alone.
 """
 
@@ -28,7 +28,7 @@ from rearview.errors import RearviewError, StoreError, UsageError
 from rearview.model.process_messages import VARIABLE, Control
 from rearview.model.run import is_notebook
 from rearview.model.wording import printable
-from rearview.runtime.importer import register_module, retire
+from rearview.runtime.importer import offer_plain_functions, register_module
 from rearview.runtime.program_frames import run_at_bottom
 from rearview.state.code_lookup import PatchedBuiltin
 
@@ -39,18 +39,18 @@ THREAD_PREFIX = "rearview-"
 """Start of the name of every background thread."""
 _INTERRUPTED = 130
 _KILLED = object()
-"""Takes the place of the exit code of an interrupted program, which Python ends by SIGINT."""
+"""Value returned in place of an exit code for an interrupted program, which Python ends with SIGINT."""
 _LAST = ("last_type", "last_value", "last_traceback", "last_exc")[
     : 4 if sys.version_info >= (3, 12) else 3
 ]
-"""Names in `sys` of the exception that ended the program."""
+"""Names in `sys` that hold the exception that ended the program."""
 _HERE = str(Path(__file__).resolve().parent.parent) + os.sep
 
 
 def main(plain: frozenset[str] | None = None) -> None:
-    """Run the program that the control variable describes; ends the process.
+    """Run the program that the control variable describes, then end the process.
 
-    `plain` are the modules that Python had loaded before any of Rearview; None if not known.
+    `plain` are the names of the modules that Python had loaded before Rearview; None if unknown.
     """
     control = msgspec.json.decode(os.environ.pop(VARIABLE), type=Control)
     _remove_lent_variables(control)
@@ -69,9 +69,9 @@ def main(plain: frozenset[str] | None = None) -> None:
             kernel = make_kernel(control)
         session = _begin(control, shared)
     except RearviewError as exc:
-        refuse(exc)
+        print_refusal(exc)
         raise SystemExit(2) from None
-    guard_exit(session)
+    finish_at_exit(session)
     hide_background_threads()
     if sys.version_info >= (3, 12):
         for name in ("fork", "forkpty"):
@@ -80,9 +80,9 @@ def main(plain: frozenset[str] | None = None) -> None:
         _leave(control, _run_notebook(control, session, kernel))
     program_runner: Callable[..., Any] = run_at_bottom
     if shared is not None and shared.setup is not None:
-        from rearview.runtime.replay.setup_process import SharedSetup, watch
+        from rearview.runtime.replay.setup_process import SharedSetup, watch_program
 
-        watch()
+        watch_program()
         program_runner = SharedSetup(shared.setup, shared.channel, shared, session).run
     code = run(control, session, plain, program_runner)
     if code is not _KILLED:
@@ -92,8 +92,8 @@ def main(plain: frozenset[str] | None = None) -> None:
 def _leave(control: Control, code: Any) -> NoReturn:
     """End the process as `sys.exit(code)` does.
 
-    A replay only waits for threads and calls exit handlers, which may contain probes. Python would then take
-    all modules apart, which takes half a second for a large library, and nothing observes the program any more.
+    In a replay, this only waits for threads and calls exit handlers, which may contain probes. Python would also
+    clear all modules, which takes half a second for a large library and has no effect on the replay.
     """
     if control.segment is None:
         sys.exit(code)
@@ -128,10 +128,10 @@ def _begin(control: Control, shared: SharedStart | None) -> Any:
         return go_unrecorded(Path(control.root), control.given, exc)
 
 
-def refuse(exc: RearviewError) -> None:
+def print_refusal(exc: RearviewError) -> None:
     """Print why nothing is run, and where the documentation explains it."""
     text = f"rearview: {printable(str(exc))} (docs/errors.md#{exc.slug})\n"
-    # a notebook kernel has replaced the stream and forwards the text written to it
+    # a notebook kernel has replaced the stream and would forward the text: write to the original
     real: int | None = getattr(sys.stderr, "_original_stdstream_copy", None)
     if real is not None:
         os.write(real, text.encode())
@@ -139,13 +139,13 @@ def refuse(exc: RearviewError) -> None:
         sys.stderr.write(text)
 
 
-def guard_exit(session: Any) -> None:
-    """Finish the session whenever the process ends, except by a kill."""
+def finish_at_exit(session: Any) -> None:
+    """Finish the session when the process ends in any way, except by a kill."""
     from rearview.runtime.sandbox.printed_lines import unwatch_streams
 
-    # both run after the program's own handlers and the end of the session
+    # the next two run after the program's own handlers and after the end of the session
     atexit.register(unwatch_streams)
-    atexit.register(retire)
+    atexit.register(offer_plain_functions)
     atexit.register(lambda: session.finish(None))
     real = os._exit
 
@@ -154,22 +154,22 @@ def guard_exit(session: Any) -> None:
             session.finish(status)
         real(status)
 
-    standin: Any = PatchedBuiltin(leave, real)
-    for home in {os, sys.modules[real.__module__]}:
-        vars(home)["_exit"] = standin
+    replacement: Any = PatchedBuiltin(leave, real)
+    for module in {os, sys.modules[real.__module__]}:
+        vars(module)["_exit"] = replacement
 
 
 def _warn_of_own_threads_only(name: str) -> None:
-    """Let `os.fork` warn of threads of the program, as Python does, and not of Rearview's.
+    """Let the function `name` of `os` warn about threads of the program, as Python does, but not about Rearview's.
 
-    Python's own warning is raised at the line that calls it, which is here: unlike one in the
-    program's main file it is not shown.
+    Python's own warning is not shown: it names the line of the call, which is in this file, and Python shows
+    such warnings only for lines of the program's main file.
     """
     real = getattr(os, name)
 
     def fork() -> Any:
-        answer = real()
-        child = answer[0] if name == "forkpty" else answer
+        result = real()
+        child = result[0] if name == "forkpty" else result
         if child and threading.active_count() > 1:
             warnings.warn(
                 f"This process (pid={os.getpid()}) is multi-threaded, use of {name}() may lead to "
@@ -177,17 +177,17 @@ def _warn_of_own_threads_only(name: str) -> None:
                 DeprecationWarning,
                 stacklevel=2,
             )
-        return answer
+        return result
 
     replacement: Any = PatchedBuiltin(fork, real)
-    for home in {os, sys.modules[real.__module__]}:
-        vars(home)[name] = replacement
+    for module in {os, sys.modules[real.__module__]}:
+        vars(module)[name] = replacement
 
 
 def hide_background_threads() -> None:
     """Leave Rearview's threads out of `threading.enumerate()` and `active_count()`.
 
-    Some programs wait until these functions show no other thread; Rearview's threads would make them
+    Some programs wait until these functions show only the main thread; with Rearview's threads, they would
     wait for ever.
     """
     original = threading.enumerate
@@ -215,10 +215,10 @@ def run(
     """
     try:
         try:
-            program = prepare(control, session, plain)
+            program = prepare_program(control, session, plain)
         except UsageError as exc:
             session.code = 2
-            refuse(exc)
+            print_refusal(exc)
             return 2
         program_runner(*program)
     except SystemExit as exc:
@@ -226,13 +226,13 @@ def run(
         session.note_failure(exc)
         return exc.code  # Python handles any value
     except BaseException as exc:
-        failure = exc  # shown when it is handled: a hook that fails has no context then
+        failure = exc  # shown below: within this block, a hook that fails would have it as context
     else:
         session.code = 0
         return 0
     session.note_failure(failure)
     interrupted = type(failure) is KeyboardInterrupt
-    session.code = show(failure, _INTERRUPTED if interrupted else 1)
+    session.code = print_traceback(failure, _INTERRUPTED if interrupted else 1)
     if interrupted and session.code == _INTERRUPTED:
         _die_interrupted()
         return _KILLED
@@ -247,17 +247,17 @@ def _run_notebook(control: Control, session: Any, kernel: Any) -> int:
         return run_notebook(control, session, kernel)
     except RearviewError as exc:
         session.code = 2
-        refuse(exc)
+        print_refusal(exc)
         return 2
 
 
 def _die_interrupted() -> None:
     """Let the interpreter kill itself with SIGINT at its end, as after a plain Ctrl-C.
 
-    Python does so after a KeyboardInterrupt in code that it runs itself, as here, unless
+    Python does this after a KeyboardInterrupt in code that it executes itself, unless
     `SystemExit` ends the process.
     """
-    import ctypes  # needed by the few programs that are interrupted
+    import ctypes  # only interrupted programs need this
 
     hook, last = sys.excepthook, {name: vars(sys)[name] for name in _LAST if name in vars(sys)}
     sys.excepthook = lambda *_: None
@@ -283,14 +283,17 @@ def exit_code(exc: SystemExit) -> int:
     return exc.code if isinstance(exc.code, int) else 1
 
 
-def prepare(
+def prepare_program(
     control: Control, session: Any, plain: frozenset[str] | None = None
 ) -> tuple[Callable[..., Any], *tuple[Any, ...]]:
-    """Create `__main__`, set argv and path as `python` does; return the call that runs the program."""
+    """Create `__main__`, set `sys.argv` and `sys.path` as `python` does; return the call that runs the program.
+
+    The call is a function and its arguments.
+    """
     from rearview.runtime.sandbox.file_view import PathUse
 
     main_module = sys.modules["__main__"]
-    # a `__main__` without a file was created by Rearview, and libraries may refer to it
+    # Rearview has created a `__main__` that has no file; keep it: libraries may refer to it
     module = ModuleType("__main__") if hasattr(main_module, "__file__") else main_module
     for name in ("__file__", "__cached__"):
         vars(module).pop(name, None)
@@ -299,12 +302,12 @@ def prepare(
     module.__dict__["__builtins__"] = sys.modules["builtins"]
     register_module(module)
     sys.modules["__main__"] = module
-    way = ["-m"] if control.module else []
-    sys.orig_argv[1:] = [*sys.orig_argv[1:-1], *way, control.target, *control.args]
+    options = ["-m"] if control.module else []
+    sys.orig_argv[1:] = [*sys.orig_argv[1:-1], *options, control.target, *control.args]
     if control.module:
         folder = session.real(os.getcwd())  # noqa: PTH109 - patched in a replay
-        _insert(folder, plain)
-        file = _origin(control.target)
+        _insert_into_path(folder, plain)
+        file = _file_of_module(control.target)
         if file is not None and not session.belongs(_path_in_program(session, file)):
             raise UsageError(
                 f"Module {control.target} is at {file}, outside the project {session.root}; only files "
@@ -316,7 +319,7 @@ def prepare(
     file = control.target
     if not os.path.isabs(file):  # noqa: PTH117
         file = f"{os.getcwd()}{os.sep}{file}"  # noqa: PTH109 - as Python itself spells it
-    _insert(session.real(os.path.dirname(os.path.realpath(file))), plain)  # noqa: PTH120
+    _insert_into_path(session.real(os.path.dirname(os.path.realpath(file))), plain)  # noqa: PTH120
     sys.argv = [control.target, *control.args]
     module.__spec__ = None
     module.__package__ = None
@@ -334,9 +337,9 @@ def prepare(
 
 
 def _run_unrecorded(control: Control, session: Any) -> None:
-    """Let plain Python report a script that cannot be compiled; does not return.
+    """Replace this process by plain Python, which reports a script that cannot be compiled; does not return.
 
-    Python reads a file differently than `compile` reads bytes, and reports encoding errors differently.
+    Python reads a file differently from `compile`, and reports encoding errors differently.
     """
     from rearview.runtime.start_recording import RUN_VARIABLE
 
@@ -347,7 +350,7 @@ def _run_unrecorded(control: Control, session: Any) -> None:
     os.execve(command[0], command, os.environ)  # noqa: S606 - no shell
 
 
-def _insert(folder: str, plain: frozenset[str] | None) -> None:
+def _insert_into_path(folder: str, plain: frozenset[str] | None) -> None:
     if sys.flags.safe_path:
         return
     sys.path.insert(0, folder)
@@ -356,9 +359,9 @@ def _insert(folder: str, plain: frozenset[str] | None) -> None:
 
 
 def _unload_shadowed(folder: str, plain: frozenset[str]) -> None:
-    """Unload modules whose names the program also uses, such as `secrets` for a `secrets.py`.
+    """Unload the modules of Rearview that a file in `folder` shadows, such as `secrets` for a `secrets.py`.
 
-    Rearview keeps its references to them; the program imports its own, as under plain Python.
+    Rearview keeps its references to these modules; the program imports its own, as under plain Python.
     """
     loaded = {name.partition(".")[0] for name in sys.modules.keys() - plain} - {
         "__main__",
@@ -379,8 +382,8 @@ def _path_in_program(session: Any, file: str) -> str:
     return file if session.view is None else str(session.view.program_path(file))
 
 
-def _origin(name: str) -> str | None:
-    """Return the file that `-m name` would run, None if there is none; imports nothing."""
+def _file_of_module(name: str) -> str | None:
+    """Return the file that `python -m name` would run, or None if there is none; import nothing."""
     path: Sequence[str] | None = None
     spec = None
     prefix = ""
@@ -395,7 +398,7 @@ def _origin(name: str) -> str | None:
     return None if spec is None else spec.origin
 
 
-def show(exc: BaseException, code: int = 1) -> int:
+def print_traceback(exc: BaseException, code: int = 1) -> int:
     """Print a traceback as plain Python would, with the user's frames only; return the exit code.
 
     The program's own `sys.excepthook` may fail, or exit with another code.
@@ -404,8 +407,9 @@ def show(exc: BaseException, code: int = 1) -> int:
     exception_info = (type(exc), exc, exc.__traceback__)
     vars(sys).update(zip(_LAST, (*exception_info, exc), strict=False))
     hook = sys.excepthook
-    if hook is sys.__excepthook__ and _runs_kept_text(exc.__traceback__):
-        hook = traceback.print_exception  # shows the recorded source; Python's reads the work tree
+    if hook is sys.__excepthook__ and _runs_recorded_text(exc.__traceback__):
+        # this one shows the recorded source; Python's hook would read the work tree
+        hook = traceback.print_exception
     try:
         hook(*exception_info)
     except SystemExit as exit_request:
@@ -419,8 +423,8 @@ def show(exc: BaseException, code: int = 1) -> int:
     return code
 
 
-def _runs_kept_text(trace: TracebackType | None) -> bool:
-    """Return True if a frame runs the source of a version instead of the work tree."""
+def _runs_recorded_text(trace: TracebackType | None) -> bool:
+    """Return True if a frame runs recorded source instead of a file of the work tree."""
     while trace is not None:
         entry = linecache.cache.get(trace.tb_frame.f_code.co_filename)
         if entry is not None and len(entry) > 1 and entry[1] is None:
@@ -431,25 +435,25 @@ def _runs_kept_text(trace: TracebackType | None) -> bool:
 
 def _strip_all(exc: BaseException) -> None:
     """Remove Rearview's frames from the traceback of an exception and of its causes."""
-    seen: set[int] = set()
+    visited_ids: set[int] = set()
     todo: list[BaseException | None] = [exc]
     while todo:
         exception = todo.pop()
-        if exception is None or id(exception) in seen:
+        if exception is None or id(exception) in visited_ids:
             continue
-        seen.add(id(exception))
-        exception.__traceback__ = strip(exception.__traceback__)
+        visited_ids.add(id(exception))
+        exception.__traceback__ = without_own_frames(exception.__traceback__)
         todo += [exception.__cause__, exception.__context__]
         todo += getattr(exception, "exceptions", ())
 
 
-def strip(trace: TracebackType | None) -> TracebackType | None:
+def without_own_frames(trace: TracebackType | None) -> TracebackType | None:
     """Return a traceback without Rearview's frames."""
-    kept: Sequence[TracebackType] = []
+    program_entries: Sequence[TracebackType] = []
     while trace is not None:
         if not trace.tb_frame.f_code.co_filename.startswith(_HERE):
-            kept = [*kept, trace]
+            program_entries = [*program_entries, trace]
         trace = trace.tb_next
-    for entry, following in zip(kept, [*kept[1:], None], strict=False):
+    for entry, following in zip(program_entries, [*program_entries[1:], None], strict=False):
         entry.tb_next = following
-    return kept[0] if kept else None
+    return program_entries[0] if program_entries else None

@@ -1,4 +1,8 @@
-"""Common base of recording and replaying: the stack of loops, points, roots of the state."""
+"""Common base of recording and replaying: the stack of running loops, points, and the roots of the state.
+
+The roots are the objects from which all other objects of the state are reached: the program's globals and local
+variables, and a few objects of Rearview and of libraries.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +24,10 @@ from rearview.runtime.loops import (
     SLICE,
     LoopEntry,
     LoopHistory,
+    direct_iterator,
+    is_watched_already,
     iterate,
-    suspended,
-    untouched,
-    watched,
+    iterate_in_generator,
 )
 from rearview.runtime.program_frames import (
     Modules,
@@ -42,21 +46,21 @@ from rearview.state.object_walk import Anchors
 from rearview.store.project import FOLDER, Project
 from rearview.store.records import encode_point, encode_source_line
 
-SHORT = 0.0002
-"""Seconds; an inner loop that takes less in all is not watched any more."""
+SHORT_INSIDE = 0.0002
+"""Seconds; a loop inside one other loop is no longer watched after an execution that is shorter."""
 SHORT_OUTSIDE = 0.005
-"""The same for an outermost loop."""
+"""Seconds; like `SHORT_INSIDE`, for an outermost loop."""
 SHORT_DEEP = 0.02
-"""The same for a loop inside two others or more, which is saved every ten seconds at most."""
-BRIEF = 20e-6
-"""Seconds; loops with shorter iterations and no record are not watched either."""
+"""Seconds; like `SHORT_INSIDE`, for a loop inside two or more loops, which is saved every ten seconds at most."""
+SHORT_ITERATION = 20e-6
+"""Seconds; a loop that logs nothing and has shorter iterations is no longer watched either."""
 
 
 _current: Session | None = None
 
 
 def current_session() -> Session | None:
-    """Return the session of this process, None before one has started."""
+    """Return the session of this process, or None if none has started."""
     return _current
 
 
@@ -84,25 +88,28 @@ class NamedLoop:
         return self.session.enter(self.history, numbers, sys._getframe(1))
 
     def __len__(self) -> int:
-        return len(self.iterable)  # type: ignore[arg-type]  # as the iterable itself would say
+        return len(self.iterable)  # type: ignore[arg-type]  # raises if the iterable has no length
 
 
 @dataclass(slots=True)
 class LoopNest:
-    """An outermost loop with the loops inside it: they share anchors."""
+    """One execution of an outermost loop, with the loops inside it.
+
+    Its checkpoints share the anchors: the objects that existed when the loop was entered.
+    """
 
     entry: LoopEntry
     anchors: Anchors | None = None
     iteration: int = 0
     """Iteration of the outermost loop before which the anchors were walked."""
     names: tuple[str, ...] = ()
-    """Names of the roots of that walk."""
+    """Names of the roots from which the anchors were walked."""
     encoded: bytes = b""
-    """Names and signature of the anchors, as every checkpoint of the nest holds them."""
+    """Names and signature of the anchors, encoded as in every checkpoint of the nest."""
     feeds: list[Any] | None = None
-    """Generators and iterators of data loaders that the outermost loop draws from."""
+    """Generators and data loader iterators that the outermost loop draws from; None if not determined yet."""
     seconds: float = 0.0
-    """Duration of the walk."""
+    """Duration of the walk over the anchors."""
 
 
 @dataclass
@@ -113,14 +120,15 @@ class Session:
     run: str
     settings: Settings
     checkpointing: int = 0
-    """Above 0, checkpoints are saved: always under `rearview run`, else inside `checkpointing`."""
+    """Checkpoints are saved if this is above 0: always under `rearview run`, otherwise inside
+    `rearview.checkpointing`."""
     declared: dict[str, Any] = field(default_factory=dict)
-    """Objects passed to `checkpointing`, by name."""
+    """By name: objects that belong to the state, passed to `rearview.checkpointing` or added by Rearview."""
     histories: dict[str, LoopHistory] = field(default_factory=dict)
     stack: list[LoopEntry] = field(default_factory=list)
     nest: LoopNest | None = None
     ordinals: dict[str, int] = field(default_factory=dict)
-    """Number of entries so far of each outermost loop."""
+    """By loop id: how often each outermost loop was entered so far."""
     arg_values: dict[str, str] = field(default_factory=dict)
     """Values for `arg` from `rearview run --arg`."""
     compiler: Any = None
@@ -133,21 +141,21 @@ class Session:
     watching: bool = True
     """False in forked children, where loops are not watched."""
     loose: list[LoopEntry] = field(default_factory=list)
-    """Loops in generators and coroutines, which are suspended and resumed in any order."""
+    """Running loops in generators and coroutines, which are suspended and resumed in any order."""
     loop_files: set[str] = field(default_factory=set)
     """Files of libraries whose training loops are watched."""
     stride: float = SLICE
     """Seconds between boundaries of short iterations."""
     shared: frozenset[str] = frozenset()
-    """Files that other programs have written since the run stopped: they are left alone."""
+    """Files that other programs have written since the run stopped: a restore does not change them."""
     early: EarlyEnd | None = None
-    """How an exception ended the program, once it has."""
+    """How an exception ended the program; None if none has."""
     left_early: tuple[tuple[int, tuple[str, int, int]], ...] = ()
-    """The loop that was left last without being used up, and those around it: frame and iteration."""
+    """The last loop that was left before its end, after the loops around it: frame and step of each."""
     cell: int = 0
-    """Number of the notebook's cell being executed, from 1 on; 0 if none is."""
+    """Number of the cell being executed, from 1 on; 0 if no cell is executed."""
     cells_in_points: bool = True
-    """Whether points begin with the cell, for a script that is cut into cells."""
+    """Whether points begin with the cell, for a script that is divided into cells."""
 
     def __post_init__(self) -> None:
         self.thread = threading.get_ident()
@@ -161,27 +169,27 @@ class Session:
         self.modules = Modules(self.belongs)
 
     def belongs(self, file: str) -> bool:
-        """Return True if a file belongs to the project: under its root, and not an installed library."""
-        belongs = self._belongs.get(file)
-        if belongs is None:
+        """Return True if a file belongs to the project: it is below the root and not in an installed library."""
+        cached = self._belongs.get(file)
+        if cached is None:
             path = resolved(file)
             inside = file[:1] == os.sep and path.startswith(self.root)  # not "<frozen runpy>"
             installed = "site-packages" in path or any(
                 path.startswith(lib) and not self.root.startswith(lib) for lib in self.libraries
             )
             in_store = f"{os.sep}{FOLDER}{os.sep}" in path[len(self.root) - 1 :]
-            belongs = self._belongs[file] = inside and not installed and not in_store
-        return belongs
+            cached = self._belongs[file] = inside and not installed and not in_store
+        return cached
 
     def enter_cell(self, number: int) -> None:
-        """Note that a script begins one of its cells."""
+        """Remember that a script begins its cell `number`."""
         if threading.get_ident() == self.thread:
             if self.cells_in_points:
                 self.cell = number
             self.on_cell(number)
 
-    def cut_into(self, texts: Sequence[str]) -> None:
-        """Note the texts of the cells of the script that is about to run; a replay does nothing."""
+    def begin_cells(self, texts: Sequence[str]) -> None:
+        """Record the cells of the script that is about to run, whose source is `texts`; a replay does nothing."""
 
     def on_cell(self, number: int) -> None:
         """Record the lineage of a cell; a replay does nothing."""
@@ -191,29 +199,29 @@ class Session:
         self._belongs[file] = True
 
     def real(self, path: str, use: PathUse = PathUse.READ) -> str:
-        """Return the real path of a file, which differs from the program's path in a replay."""
+        """Return the real path of a file; in a replay, it differs from the path that the program uses."""
         return path if self.view is None else str(self.view.real(path, use))
 
     def hook(self, site: str, items: Any, frame: FrameType) -> Any:
-        """Return the iterator for a loop in `frame`; `items` is None for a `while` loop."""
+        """Return the iterator that a loop in `frame` runs over; `items` is None for a `while` loop."""
         history = self._watched(site)
         if history is None:
-            return repeat(None) if items is None else untouched(items)
-        if watched(items):  # the loop that the user named
+            return repeat(None) if items is None else direct_iterator(items)
+        if is_watched_already(items):  # made by `rearview.loop`
             return items
         return self.enter(history, items, frame)
 
     def parts(self, site: str, numbers: Any, frame: FrameType) -> Iterable[Any]:
-        """Return the numbers of a `for … in range(…)` loop in parts, each iterated on its own.
+        """Return the numbers of a `for … in range(…)` loop in parts; instrumented code iterates over each.
 
-        `numbers` is not a range if the program uses the name `range` for another object.
+        `numbers` is not a range if the program has bound the name `range` to another object.
         """
         history = self._watched(site)
         if history is None:
             return (numbers,)
         if type(numbers) is not range:
             return (self.hook(site, iter(numbers), frame),)
-        return self._entered(history, numbers, frame)
+        return self._slices(history, numbers, frame)
 
     def _watched(self, site: str) -> LoopHistory | None:
         history = self.histories.get(site)
@@ -222,13 +230,13 @@ class Session:
         return history
 
     def is_watching(self) -> bool:
-        """Return True if loops entered now are watched: not in other threads or forked children."""
+        """Return True if a loop entered now is watched; loops in other threads and forked children are not."""
         return self.watching and threading.get_ident() == self.thread
 
-    def scalar(self, name: str, value: Any) -> None:
+    def log_scalar(self, name: str, value: Any) -> None:
         """Log a value that was assigned in a loop, if it is a number.
 
-        A NumPy number, or a tensor without dimensions, counts as one.
+        A NumPy number and a tensor without dimensions count as numbers.
         """
         if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
             value = value.item()
@@ -252,16 +260,16 @@ class Session:
             entry = LoopEntry(history, 0, id(frame))
             history.entries += 1
             walk = items if type(items) is LoopIterator else LoopIterator(items)
-            return chain.from_iterable(suspended(self, entry, walk))
-        return chain.from_iterable(self._entered(history, items, frame))
+            return chain.from_iterable(iterate_in_generator(self, entry, walk))
+        return chain.from_iterable(self._slices(history, items, frame))
 
-    def _entered(
+    def _slices(
         self, history: LoopHistory, items: Any, frame: FrameType
     ) -> Generator[Iterable[Any], None, None]:
         """Enter a loop; return its slices."""
         if self.loop_files:
             self._drop_interrupted()
-        counts = self.stack[-1].inside() if self.stack else self.ordinals
+        counts = self.stack[-1].inner_entries() if self.stack else self.ordinals
         ordinal = counts.get(history.site.id, 0)
         counts[history.site.id] = ordinal + 1
         entry = LoopEntry(history, ordinal, id(frame))
@@ -269,8 +277,8 @@ class Session:
         return iterate(self, entry, items)
 
     def _drop_interrupted(self) -> None:
-        """Drop library loops whose frame has ended without a call of `leave`, as with Ignite's `interrupt`."""
-        while self.stack and self.stack[-1].frame not in set(_frames()):
+        """Remove library loops whose frame has ended without a call of `leave`, as Ignite's `interrupt` does."""
+        while self.stack and self.stack[-1].frame not in set(_frame_ids()):
             last = self.stack.pop()
             if self.nest is not None and self.nest.entry is last:
                 self.nest = None
@@ -286,15 +294,15 @@ class Session:
         self.stack.append(entry)
 
     def leave(self, entry: LoopEntry, frame: FrameType | None, *, ended: bool) -> None:
-        """Take a loop off the stack, however it was left."""
+        """Take a loop off the stack, after its last item or (if not `ended`) after an early exit."""
         if entry.site.loose:
             self.loose = [loop for loop in self.loose if loop is not entry]
-            self.learn(entry)
+            self.add_to_history(entry)
             return
         if not any(loop is entry for loop in self.stack):
             return
         if not ended and frame is not None and id(frame) == entry.frame:
-            self.broken(entry, frame)
+            self.on_early_exit(entry, frame)
             if position(frame) not in entry.site.breaks:
                 self._note_left_early(entry)
         while self.stack:
@@ -303,25 +311,27 @@ class Session:
                 self.nest = None
             if last is entry:
                 break
-        self.learn(entry)
+        self.add_to_history(entry)
 
     def _note_left_early(self, entry: LoopEntry) -> None:
-        around = takewhile(lambda other: other is not entry, self.stack)
-        path = tuple([(other.frame, _step(other)) for other in (*around, entry)])
-        if self.left_early[: len(path)] != path:  # otherwise a loop inside it was left too
+        outer_loops = takewhile(lambda loop: loop is not entry, self.stack)
+        path = tuple([(loop.frame, _step(loop)) for loop in (*outer_loops, entry)])
+        if self.left_early[: len(path)] != path:  # if equal, a loop inside this one was left too
             self.left_early = path
 
-    def learn(self, entry: LoopEntry) -> None:
-        """Add a loop that has ended to its history; stop watching it if it is short and logs nothing."""
+    def add_to_history(self, entry: LoopEntry) -> None:
+        """Add an execution of a loop to the loop's history; stop watching a short loop that logs nothing."""
         history = entry.history
         seconds = perf_counter() - entry.started
         count = max(entry.now + 1, 0)
         history.seconds += seconds
         history.iterations += count
         if not history.logs and not history.site.may_log:
-            limit = (SHORT_OUTSIDE, SHORT, SHORT_DEEP)[min(len(self.stack), 2)]
-            history.unwatched = brief = seconds < limit or (count > 100 and seconds < BRIEF * count)
-            if brief:
+            limit = (SHORT_OUTSIDE, SHORT_INSIDE, SHORT_DEEP)[min(len(self.stack), 2)]
+            history.unwatched = is_short = seconds < limit or (
+                count > 100 and seconds < SHORT_ITERATION * count
+            )
+            if is_short:
                 self.unwatched.add(history.site.id)
 
     def slice(self, entry: LoopEntry, size: int) -> int:
@@ -333,17 +343,17 @@ class Session:
         return size
 
     def point(self) -> Point:
-        """Return the current point."""
+        """Return the current point; outside the main thread, the point of the whole run."""
         if threading.get_ident() != self.thread:
             return Point()
         return Point((*self.cell_steps(), *(entry.step() for entry in self.running())))
 
     def cell_steps(self) -> tuple[Step, ...]:
-        """Return the notebook's cell being executed as the outermost step of a point, if there is one."""
+        """Return the step of the cell being executed, which comes first in a point; empty if there is no cell."""
         return (Step(CELL, self.cell - 1, self.cell),) if self.cell else ()
 
-    def where(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
-        """Return the current point as names of loops and their iterations."""
+    def loops_and_indices(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """Return the current point as the names of its loops and their iterations."""
         if self.loose or self.cell or threading.get_ident() != self.thread:
             point = self.point()
             return point.loops, point.indices
@@ -353,19 +363,19 @@ class Session:
         )
 
     def running(self) -> list[LoopEntry]:
-        """Return the loops around the statement being executed, outermost first."""
+        """Return the loops around the current statement, outermost first."""
         if not self.loose:
             return self.stack
-        frames = list(_frames())
+        frames = list(_frame_ids())
         depth = {frame: -k for k, frame in enumerate(frames)}
         loose = [entry for entry in self.loose if entry.frame in depth]
         if not loose:
             return self.stack
-        # by the frames they run in: a generator may have been started outside the loops around it now
+        # sorted by frame: a generator may have been started outside the loops in which it runs now
         return sorted([*self.stack, *loose], key=lambda e: depth.get(e.frame, -len(frames)))
 
     def path(self, entry: LoopEntry, index: int) -> tuple[LoopStep, ...]:
-        """Return the path of a checkpoint: (loop, ordinal, index) of each loop down to `entry`."""
+        """Return the loop path of a checkpoint: (loop, ordinal, index) of each loop from the outermost to `entry`."""
         steps: list[LoopStep] = []
         for loop in self.stack:
             if loop is entry:
@@ -374,7 +384,7 @@ class Session:
         return (*steps, LoopStep(entry.site.id, entry.ordinal, index))
 
     def roots(self, frame: FrameType) -> tuple[dict[str, Any], list[FrameType]]:
-        """Return the roots of the state by name, and the frames of the program."""
+        """Return the roots of the state by name, and the frames of the program's functions."""
         frames = project_frames(frame, self.belongs, self.loop_files)
         clear_library_references(frames, self.loop_files)
         named_roots = roots(frames, self.modules)
@@ -385,19 +395,19 @@ class Session:
         return named_roots, frames
 
     def _sources(self, nest: LoopNest) -> dict[str, Any]:
-        """Return the generators and data loaders that feed the outermost loop: they are state too."""
+        """Return the generators and data loader iterators of the outermost loop by root name: they belong to the state."""
         if nest.feeds is None:
             nest.feeds = sources_of(nest.entry.source, self.is_project_module)
         return {f"loop:{n}:{nest.entry.site.id}": source for n, source in enumerate(nest.feeds)}
 
-    def anchor(
+    def walk_anchors(
         self,
         nest: LoopNest,
         index: int,
         roots: Mapping[str, Any],
         signature: Sequence[str] | None = None,
     ) -> Anchors:
-        """Walk the objects that exist now: the anchors of later checkpoints of this nest."""
+        """Walk the objects that exist now and return them as the anchors of later checkpoints of this nest."""
         begun = perf_counter()
         nest.anchors = Anchors.walk(
             roots, project=self.is_project_module, loop_modules=LOOPS, signature=signature
@@ -408,7 +418,7 @@ class Session:
         return nest.anchors
 
     def is_project_module(self, module: Any) -> bool:
-        """Return True if a module, or the module of that name, belongs to the project."""
+        """Return True if a module, given itself or by its name, belongs to the project."""
         if isinstance(module, str):
             module = sys.modules.get(module)
         if module is not None and module is self.modules.main:
@@ -417,33 +427,33 @@ class Session:
         return isinstance(file, str) and self.belongs(file)
 
     def mark_logging(self) -> None:
-        """Remember that the loops being executed log values."""
+        """Remember that values are logged in the running loops."""
         for entry in self.running():
             entry.history.logs = True
 
     def boundary(self, entry: LoopEntry, index: int, frame: FrameType) -> int | None:
-        """Act before iteration `index`; return the iteration to continue with, None to end."""
+        """Act before iteration `index`; return the iteration to continue with, or None to end the loop."""
         raise AssertionError
 
     def advance(
         self, entry: LoopEntry, source: Iterator[Any], index: int, target: int, frame: FrameType
     ) -> int:
-        """Bring the loop from iteration `index` to `target` without running those in between."""
+        """Bring a loop from iteration `index` to `target` without running the iterations in between."""
         raise AssertionError
 
-    def exhausted(self, entry: LoopEntry, index: int, frame: FrameType) -> bool:
-        """Act when the iterator has no more items."""
+    def on_exhausted(self, entry: LoopEntry, index: int, frame: FrameType) -> bool:
+        """Act when the iterator has no more items; return True if the loop has ended."""
         raise AssertionError
 
-    def broken(self, entry: LoopEntry, frame: FrameType) -> None:
-        """Act when the loop was left early."""
+    def on_early_exit(self, entry: LoopEntry, frame: FrameType) -> None:
+        """Act when a loop was left before its end."""
 
     def log(self, items: Mapping[str, Any], place: bytes = b"") -> None:
-        """Record values under their names at the current point; `place` is the call in the source."""
+        """Record values by name at the current point; `place` is the position of the call in the source."""
         raise AssertionError
 
     def place(self, frame: FrameType) -> bytes:
-        """Return the statement that a frame executes, for records; empty outside the project."""
+        """Return file and line that a frame executes, encoded for records; empty outside the project."""
         where = (frame.f_code.co_filename, frame.f_lineno)
         place = self._places.get(where)
         if place is None:
@@ -454,29 +464,29 @@ class Session:
             self._places[where] = place
         return place
 
-    def argument(self, values: Mapping[str, Any], origin: str = "") -> None:
-        """Record hyper-parameters of the run; `origin` names how the program read them."""
+    def record_arguments(self, values: Mapping[str, Any], origin: str = "") -> None:
+        """Record hyper-parameters of the run; `origin` says where the program got them from."""
         raise AssertionError
 
     def note_failure(self, exc: BaseException) -> None:
-        """Note the exception that ends the program, and the loops that it was raised in."""
+        """Remember the exception that ends the program, and the loops in which it was raised."""
         frames = {id(frame) for frame, _ in traceback.walk_tb(exc.__traceback__)}
-        path = takewhile(lambda left: left[0] in frames, self.left_early)
+        path = takewhile(lambda frame_and_step: frame_and_step[0] in frames, self.left_early)
         self.early = EarlyEnd(exception=type(exc).__name__, path=[step for _, step in path])
 
     def early_end(self, code: int) -> EarlyEnd | None:
-        """Return where the program was when it ended with `code`; None if it ended well."""
+        """Return where the program was when it ended with `code`, or None if `code` is 0."""
         if not code:
             return None
         return self.early or EarlyEnd(path=[_step(entry) for entry in self.stack])
 
     def finish(self, code: int | None) -> None:
-        """End the run: everything is written when this returns."""
+        """End the run: when this returns, everything is written."""
         raise AssertionError
 
 
 class PointEncoder:
-    """Encodes the current point for records, without building a Point each time."""
+    """Encodes the current point for records, in most cases without making a `Point`."""
 
     def __init__(self) -> None:
         self._heads: dict[tuple[str, ...], bytes] = {(): encode_point(Point())}
@@ -504,7 +514,7 @@ def _step(entry: LoopEntry) -> tuple[str, int, int]:
     return (entry.site.id, entry.ordinal, entry.now)
 
 
-def _frames() -> Iterator[int]:
+def _frame_ids() -> Iterator[int]:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         yield id(frame)

@@ -1,4 +1,4 @@
-"""Set up a session that records: a new run, a resumed run, or a child process of a run.
+"""Set up a session that records: for a new run, a resumed run, or a child process of a run.
 
 If the store cannot be written, the program runs with an `Unrecorded` session.
 """
@@ -57,9 +57,9 @@ if TYPE_CHECKING:
     from rearview.runtime.resumer import Resumer
 
 RUN_VARIABLE = "REARVIEW_RUN"
-"""Environment variable with the run that child processes join."""
+"""Environment variable with the id of the run that child processes join."""
 ENTROPY_VARIABLE = "REARVIEW_ENTROPY"
-"""Environment variable with the key that all random numbers follow, in hexadecimal."""
+"""Environment variable with the key from which all random numbers are derived, in hexadecimal."""
 
 
 def begin(control: Control) -> Session:
@@ -69,7 +69,7 @@ def begin(control: Control) -> Session:
     importer.install(session.compiler)
     if control.signals:
         session.signals = Signals(control.signals).start()
-        # the signals were blocked before this interpreter started, so that they could not kill it
+        # the signals were blocked before this interpreter started, so that they could not end the process
         signal.pthread_sigmask(signal.SIG_UNBLOCK, control.signals)
     if control.exit_every is not None:
         _leave_after(session, control.exit_every)
@@ -161,7 +161,7 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
         if watched:
             reads.install()
         else:
-            reads.read_all()  # the program may have read any of them before this call
+            reads.read_all()  # the program may have read any variable before this call
         os.environ[RUN_VARIABLE] = run
     checkpoints = Checkpoints(project, CompressionPolicy.of(settings.compress))
     overhead = Overhead.begin(settings, project, run, control.target)
@@ -185,7 +185,7 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
         session.compiler.cells = _relative(session, control.target)
         session.cells_in_points = control.cells
     use_session(session)
-    os.register_at_fork(after_in_child=session.forked)
+    os.register_at_fork(after_in_child=session.on_fork)
     if watched:
         session.declared[entropy.ROOT] = entropy.install(key).stream.place
         if not joins:
@@ -195,10 +195,10 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
             session.clock.install()
         session.inputs = InputFiles(started)
         overwritten = None if joins else _overwritten_files(session)
-        session.outputs = Outputs(session.root, session.deleted, overwritten)
+        session.outputs = Outputs(session.root, session.stop_recording, overwritten)
         session.outputs.install()
         if not joins:
-            session.printing = PrintedLines(runs.folder(run), session.where)
+            session.printing = PrintedLines(runs.folder(run), session.loops_and_indices)
             session.printing.install()
             start_observing(session, checkpoints.objects.put)
     if not joins:
@@ -252,7 +252,7 @@ def _resume(control: Control) -> Resumer:
         session.compiler.cells = _relative(session, control.target)
     _use_source(session, run, control.source, Versions(project, settings))
     use_session(session)
-    os.register_at_fork(after_in_child=session.forked)
+    os.register_at_fork(after_in_child=session.on_fork)
     randomness = entropy.install(bytes.fromhex(run.facts.entropy))
     session.declared[entropy.ROOT] = randomness.stream.place
     rule = run.facts.clock
@@ -269,9 +269,9 @@ def _resume(control: Control) -> Resumer:
     if not afresh and overwritten.data_files():
         session.afresh = restart.afresh
     session.shared = frozenset(overwritten.shared)
-    session.outputs = Outputs(session.root, session.deleted, overwritten)
+    session.outputs = Outputs(session.root, session.stop_recording, overwritten)
     session.outputs.install()
-    session.printing = PrintedLines(folder, session.where)
+    session.printing = PrintedLines(folder, session.loops_and_indices)
     session.printing.install()
     start_observing(session, put, attempt=attempt)
     _start_heartbeat(runs, session)
@@ -330,7 +330,10 @@ def _refuse_source(session: Resumer, run: Run, why: str) -> NoReturn:
 
 
 def _last_sign_of_life(heartbeat: Path, seconds: float) -> float:
-    """Return the latest time at which the process that stopped can have written a file."""
+    """Return the latest time at which the process that stopped can have written a file.
+
+    `seconds` is the interval between its heartbeats.
+    """
     try:
         return heartbeat.stat().st_mtime + 2 * seconds
     except OSError:
@@ -342,9 +345,9 @@ def _depth(checkpoint: Checkpoint) -> int:
 
 
 def _settings_of(run: Run, control: Control, project: Project) -> Settings:
-    """Return the settings of a resumed run: the options it was started with still hold.
+    """Return the settings of a resumed run: those of its start, changed by the options of `control`.
 
-    Options given now take precedence, except for --autolog: it decides which columns the run has.
+    The option --autolog cannot be changed: it decides which columns the run has.
     """
     options = {**run.facts.settings, **control.settings}
     settings = Settings.read(project.store).changed(options)
@@ -364,7 +367,7 @@ def _overwritten_files(session: Recorder) -> OverwrittenFiles:
 def facts(
     control: Control, project: Project, settings: Settings, run: str, key: bytes, *, watched: bool
 ) -> dict[str, Any]:
-    """Return how this run was started, as a replay needs to know it."""
+    """Return the facts about the start of a run that its replays need."""
     try:
         version = Versions(project, settings).save(run)
     except VersionError as exc:
@@ -411,7 +414,7 @@ def _warn_of_save(message: str) -> None:
 
 
 def _start_heartbeat(runs: Runs, session: Recorder) -> None:
-    """Start the heartbeat thread, which also measures energy for `rearview energy report`."""
+    """Start the thread that writes the heartbeat and measures energy for `rearview energy report`."""
     run, seconds = session.run, session.settings.heartbeat
     session.energy = energy = EnergyLog(Account(runs.folder(run) / ACCOUNT))
 
@@ -430,10 +433,10 @@ def _start_heartbeat(runs: Runs, session: Recorder) -> None:
 
 
 def _leave_after(session: Recorder, seconds: float) -> None:
-    """Ask the program to save and leave after it has computed for `seconds`.
+    """Ask the program to save and end after it has computed for `seconds`.
 
-    Time counts from the checkpoint that it is resumed from: otherwise a program with a slow set-up
-    would never get far.
+    The time counts from the first loop, or from the checkpoint from which the program is resumed: if the set-up
+    counted, a program with a slow set-up would make no progress.
     """
 
     def count() -> None:
@@ -452,7 +455,7 @@ def _relative(session: Session, target: str) -> str:
 
 
 def _program_of(target: str) -> str:
-    """Return the file that holds a script's source; for a notebook, the file of its program text."""
+    """Return the path of the file with a script's source; for a notebook, the file with its program text."""
     return os.path.abspath(target) + (".py" if is_notebook(target) else "")  # noqa: PTH100
 
 
@@ -478,7 +481,7 @@ class Unrecorded(Session):
     def log(self, items: Mapping[str, Any], place: bytes = b"") -> None:
         """Record nothing."""
 
-    def argument(self, values: Mapping[str, Any], origin: str = "") -> None:
+    def record_arguments(self, values: Mapping[str, Any], origin: str = "") -> None:
         """Record nothing."""
 
     def finish(self, code: int | None) -> None:

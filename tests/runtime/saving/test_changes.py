@@ -98,7 +98,7 @@ def test_a_state_that_stays_every_other_time_is_copied_once(writer, checkpoints)
 
 
 def test_memory_is_made_ready_before_a_large_state_is_copied(make, checkpoints, monkeypatch):
-    monkeypatch.setattr("rearview.runtime.saving.staging.COLD", 2 * MB)
+    monkeypatch.setattr("rearview.runtime.saving.staging.MOST_NEW_BYTES", 2 * MB)
     writer = make()
     state = {"w": np.zeros(MB)}
     assert not submit(writer, 0, state)
@@ -112,7 +112,7 @@ def test_memory_is_made_ready_before_a_large_state_is_copied(make, checkpoints, 
 def test_if_memory_cannot_be_prepared_the_checkpoint_is_saved_all_the_same(
     make, checkpoints, monkeypatch
 ):
-    monkeypatch.setattr("rearview.runtime.saving.staging.COLD", 2 * MB)
+    monkeypatch.setattr("rearview.runtime.saving.staging.MOST_NEW_BYTES", 2 * MB)
 
     def no_memory(self, nbytes):
         raise MemoryError
@@ -127,7 +127,7 @@ def test_if_memory_cannot_be_prepared_the_checkpoint_is_saved_all_the_same(
 
 
 def test_a_checkpoint_that_must_be_taken_does_not_wait_for_memory(make, checkpoints, monkeypatch):
-    monkeypatch.setattr("rearview.runtime.saving.staging.COLD", 2 * MB)
+    monkeypatch.setattr("rearview.runtime.saving.staging.MOST_NEW_BYTES", 2 * MB)
     writer, state = make(), {"w": np.zeros(MB)}
     assert submit(writer, 0, state, wait=True)
     assert writer.drain(30)
@@ -137,7 +137,7 @@ def test_a_checkpoint_that_must_be_taken_does_not_wait_for_memory(make, checkpoi
 def test_a_checkpoint_that_must_be_taken_waits_while_its_memory_is_written_with_zeros(
     make, checkpoints, monkeypatch
 ):
-    monkeypatch.setattr("rearview.runtime.saving.staging.COLD", 2 * MB)
+    monkeypatch.setattr("rearview.runtime.saving.staging.MOST_NEW_BYTES", 2 * MB)
     begun, go_on = threading.Event(), threading.Event()
     warm = Staging.warm
 
@@ -160,7 +160,7 @@ def test_a_checkpoint_that_must_be_taken_waits_while_its_memory_is_written_with_
 
 
 def test_a_state_that_would_exhaust_the_machine_is_refused(make, warned, monkeypatch):
-    monkeypatch.setattr("rearview.runtime.saving.staging.COLD", MB)
+    monkeypatch.setattr("rearview.runtime.saving.staging.MOST_NEW_BYTES", MB)
     monkeypatch.setattr("rearview.runtime.saving.writer.free_memory", lambda: 10 * MB)
     writer, state = make(), {"w": np.zeros(MB)}
     assert not submit(writer, 0, state, wait=True)
@@ -233,7 +233,7 @@ def test_a_buffer_submitted_again_soon_is_copied_only_if_it_was_written(
     go, writer = stalled(checkpoints), make(staging=ONE)
     if not Pages().available:
         pytest.skip("this system does not note writes to pages")
-    monkeypatch.setattr(changes, "_holds", lambda *_: pytest.fail("compared byte by byte"))
+    monkeypatch.setattr(changes, "_equals_copy", lambda *_: pytest.fail("compared byte by byte"))
     monkeypatch.setattr(Changes, "_unchanged", lambda *_: pytest.fail("hashed"))
     state = {key: np.arange(MB, dtype=np.uint8) for key in ("weights", "shared")}
     assert submit(writer, 0, state, hints=CopyHints(recapture=True))

@@ -8,7 +8,7 @@ import pytest
 
 from rearview.runtime.saving import late_copy
 from rearview.runtime.saving.dirty_pages import address_of
-from rearview.runtime.saving.late_copy import PIECE, CopyRange, copy
+from rearview.runtime.saving.late_copy import PIECE_BYTES, CopyRange, copy_in_parallel
 
 
 def copied(sizes):
@@ -18,13 +18,19 @@ def copied(sizes):
     for source in sources:
         stretches.append(CopyRange(base + at, address_of(memoryview(source)), len(source)))
         at += len(source) + 1  # a byte between them, to see that nothing spills over
-    copy(stretches)
+    copy_in_parallel(stretches)
     return into, b"".join(bytes(source) + b"\0" for source in sources)
 
 
 @pytest.mark.parametrize(
     "sizes",
-    [(), (1,), (PIECE,), (PIECE + 1, PIECE - 1, 7), (3 * PIECE, 5 * PIECE + 3, 2 * PIECE)],
+    [
+        (),
+        (1,),
+        (PIECE_BYTES,),
+        (PIECE_BYTES + 1, PIECE_BYTES - 1, 7),
+        (3 * PIECE_BYTES, 5 * PIECE_BYTES + 3, 2 * PIECE_BYTES),
+    ],
 )
 def test_every_byte_arrives_and_no_other_is_touched(sizes):
     into, expected = copied(sizes)
@@ -43,7 +49,7 @@ def test_copy_threads_stop_when_training_is_interrupted(monkeypatch):
     monkeypatch.setattr(late_copy, "cores", lambda: 2)
     monkeypatch.setattr(late_copy.ctypes, "memmove", move)
     with pytest.raises(KeyboardInterrupt):
-        copy([CopyRange(0, 0, 100 * PIECE)])
+        copy_in_parallel([CopyRange(0, 0, 100 * PIECE_BYTES)])
     done = len(at_work)
     assert done <= 2
     time.sleep(0.05)
@@ -53,7 +59,7 @@ def test_copy_threads_stop_when_training_is_interrupted(monkeypatch):
 def test_a_machine_of_one_core_copies_alone(monkeypatch):
     monkeypatch.setattr(late_copy, "cores", lambda: 1)
     monkeypatch.setattr(threading, "Thread", None)
-    into, expected = copied((6 * PIECE,))
+    into, expected = copied((6 * PIECE_BYTES,))
     assert into == expected
 
 
@@ -63,5 +69,5 @@ def test_no_more_threads_to_have_is_no_reason_to_fail(monkeypatch):
 
     monkeypatch.setattr(late_copy, "cores", lambda: 4)
     monkeypatch.setattr(threading.Thread, "start", refused)
-    into, expected = copied((6 * PIECE,))
+    into, expected = copied((6 * PIECE_BYTES,))
     assert into == expected

@@ -119,7 +119,7 @@ def test_a_forgotten_watch_is_no_longer_believed(pages, watched):
 def test_watches_are_few_enough_to_leave_mappings_for_the_program(pages, watched, monkeypatch):
     watch, view = watched
     other = memoryview(bytearray(TRACK_FROM + PAGE))
-    monkeypatch.setattr("rearview.runtime.saving.dirty_pages.MOST", 1)
+    monkeypatch.setattr("rearview.runtime.saving.dirty_pages.MOST_WATCHES", 1)
     assert pages.watch(other) is None
     assert pages.unwritten(watch, view)
     pages.forget(watch)

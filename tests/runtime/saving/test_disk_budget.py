@@ -151,7 +151,7 @@ def test_a_clean_up_that_cannot_be_started_does_not_fail_the_save_or_the_end_of_
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr(subprocess, "Popen", no_more_processes)
-    budget = DiskBudget(project, "r", most=1, used=10)
+    budget = DiskBudget(project, "r", limit=1, used=10)
     budget.saved(Costs(stored=5))
     assert budget.used == 15
     budget.close()

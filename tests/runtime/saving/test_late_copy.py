@@ -12,7 +12,13 @@ from limits import HUNG
 from rearview.runtime.saving import changes, late_copy
 from rearview.runtime.saving.changes import Changes, CopyHints, Selection, staging_size
 from rearview.runtime.saving.dirty_pages import PAGE, Pages, address_of
-from rearview.runtime.saving.late_copy import CopyRange, LateCopy, WatchedCopy, read, sample_memory
+from rearview.runtime.saving.late_copy import (
+    CopyRange,
+    LateCopy,
+    WatchedCopy,
+    copy_if_mapped,
+    sample_memory,
+)
 from runtime.saving.writers import MB, equal, submit
 
 if not Pages().available:
@@ -22,20 +28,20 @@ if not Pages().available:
 @pytest.fixture(autouse=True)
 def little(monkeypatch):
     """Let it be worth it for little."""
-    monkeypatch.setattr(changes, "ENOUGH", 2 * MB)
+    monkeypatch.setattr(changes, "LATE_COPY_FROM", 2 * MB)
     monkeypatch.setattr(changes, "LATE_SLOWDOWN", 0.0)
 
 
 @pytest.fixture
 def held_up(monkeypatch):
     """Let late copies wait until the returned event is set."""
-    go, real = threading.Event(), late_copy.read
+    go, real = threading.Event(), late_copy.copy_if_mapped
 
     def wait(stretch):
         assert go.wait(HUNG)
         return real(stretch)
 
-    monkeypatch.setattr(late_copy, "read", wait)
+    monkeypatch.setattr(late_copy, "copy_if_mapped", wait)
     return go
 
 
@@ -115,7 +121,7 @@ def test_a_buffer_that_is_seen_to_change_at_once_is_copied_at_once(
     assert submit(writer, 0, state)
     assert writer.drain(30)
     monkeypatch.undo()
-    monkeypatch.setattr(changes, "ENOUGH", 2 * MB)
+    monkeypatch.setattr(changes, "LATE_COPY_FROM", 2 * MB)
     before = {key: value.copy() for key, value in state.items()}
     assert submit(writer, 1, state)
     grow(state)
@@ -216,11 +222,11 @@ def test_memory_that_is_gone_is_not_read():
     into = ctypes.create_string_buffer(16 * PAGE)
     stretch = CopyRange(ctypes.addressof(into), address, 16 * PAGE)
     memory[:] = b"x" * len(memory)
-    assert read(stretch)
+    assert copy_if_mapped(stretch)
     assert into.raw == bytes(memory)
     assert sample_memory(address, [0, PAGE], 2) == b"xxxx"
     memory.close()
-    assert not read(stretch)
+    assert not copy_if_mapped(stretch)
     assert sample_memory(address, [0], 2) == b""
 
 
@@ -229,7 +235,7 @@ def test_a_program_that_frees_its_memory_during_a_late_copy_continues(pages, hel
     memory[:] = b"x" * len(memory)
     watch = pages.watch(memoryview(memory))
     into = ctypes.create_string_buffer(4 * MB)
-    stretch = CopyRange(ctypes.addressof(into), watch.low, watch.whole)
+    stretch = CopyRange(ctypes.addressof(into), watch.low, watch.page_bytes)
     running = LateCopy(pages, {"w": WatchedCopy(stretch, watch)}, keep_watching=False).begin()
     memory.close()
     held_up.set()

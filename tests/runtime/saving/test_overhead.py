@@ -33,7 +33,7 @@ def clock(monkeypatch):
 @pytest.fixture
 def costs(tmp_path, clock):
     made = Overhead.begin(Settings(), Project.create(tmp_path), "r", "train.py")
-    made.now, made._used = clock.now, clock.used
+    made.counted_until, made._cpu_counted = clock.now, clock.used
     return made
 
 
@@ -125,7 +125,7 @@ def test_the_cost_of_saving_another_state_is_forgotten(costs, clock, tmp_path, n
     save(costs, clock, 1, blocking=5.0, background=0.1, cpu=0.1)
     costs.close()
     again = Overhead.begin(Settings(), Project.open(tmp_path), "s", "train.py")
-    again.now, again._used = clock.now, clock.used
+    again.counted_until, again._cpu_counted = clock.now, clock.used
     again.enter_loop(0.01, nbytes)
     clock.compute(20.0)
     again.end_iteration("epoch", 20.0)

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rearview.runtime.saving.policy import (
-    CROWDED,
     INNER_LEAST,
-    NAIVE,
+    LOSS_WITHOUT_FREE_CORE,
+    RESTORE_PER_SAVE,
     BoundaryFacts,
     Iteration,
     Policy,
@@ -41,7 +41,7 @@ def simulate(policy, *, iterations, compute, cost, depth=0, cpu=0.0):
 def test_the_budget_holds_after_every_save_once_the_cost_is_known(
     epsilon, compute, ratio, iterations
 ):
-    policy = Policy.learnt(epsilon, False, {"sites": {"epoch": {"save": ratio * compute}}})
+    policy = Policy.from_facts(epsilon, False, {"sites": {"epoch": {"save": ratio * compute}}})
     policy, saved = simulate(policy, iterations=iterations, compute=compute, cost=ratio * compute)
     assert policy.paid <= epsilon * policy.computed * (1 + 1e-9)
     assert policy.paid == pytest.approx(len(saved) * ratio * compute)
@@ -54,14 +54,14 @@ def test_equation_four_of_the_paper_decides():
         (cost / (n * epsilon) * 1.001, True),
         (cost / (n * epsilon) * 0.999, False),
     ):
-        policy = Policy.learnt(epsilon, False, {"sites": {"epoch": {"save": cost}}})
+        policy = Policy.from_facts(epsilon, False, {"sites": {"epoch": {"save": cost}}})
         for _ in range(n):
             policy = policy.observe("epoch", Iteration(compute))
         assert policy.decide("epoch", BoundaryFacts(since=n * compute)).save is expected
 
 
 def test_the_replay_bound_decides_when_epsilon_is_generous():
-    policy = Policy.learnt(0.9, False, {"sites": {"epoch": {"save": 1.0, "restores": 3.0}}})
+    policy = Policy.from_facts(0.9, False, {"sites": {"epoch": {"save": 1.0, "restores": 3.0}}})
     policy = policy.observe("epoch", Iteration(3.9))
     assert policy.share("epoch") == pytest.approx(1 / 4)
     assert not policy.decide("epoch", BoundaryFacts(since=3.9)).save
@@ -183,7 +183,7 @@ def test_the_slowdown_of_a_save_after_an_inner_loop_is_measured_in_the_outer_loo
 
 def test_before_anything_is_measured_the_processor_time_counts():
     policy = Policy(0.5).observe("epoch", Saved(blocking=0.1, background=9.0, cpu=0.2))
-    assert policy.cost("epoch") == pytest.approx(0.1 + CROWDED * 0.2)
+    assert policy.cost("epoch") == pytest.approx(0.1 + LOSS_WITHOUT_FREE_CORE * 0.2)
 
 
 def test_a_site_whose_time_is_counted_elsewhere_is_judged_by_the_run():
@@ -193,7 +193,7 @@ def test_a_site_whose_time_is_counted_elsewhere_is_judged_by_the_run():
 
 def test_restores_refine_the_scale():
     policy = Policy(0.0667).observe("epoch", Saved(blocking=1.0))
-    assert policy.restore("epoch") == pytest.approx(NAIVE)
+    assert policy.restore("epoch") == pytest.approx(RESTORE_PER_SAVE)
     assert policy.observe("epoch", Restored(5.0)).restore("epoch") == 5.0
 
 
@@ -206,7 +206,7 @@ def test_an_unmeasured_site_is_assumed_to_cost_as_much_as_its_neighbours():
 def test_measured_costs_are_kept_between_runs():
     policy, _ = simulate(Policy(0.0667), iterations=30, compute=1.0, cost=0.5)
     policy = policy.observe("epoch", Restored(0.7))
-    again = Policy.learnt(0.0667, False, json.loads(json.dumps(policy.facts())))
+    again = Policy.from_facts(0.0667, False, json.loads(json.dumps(policy.facts())))
     assert again.cost("epoch") == policy.cost("epoch")
     assert again.restore("epoch") == policy.restore("epoch")
     assert (again.paid, again.computed) == (0.0, 0.0)
@@ -218,7 +218,7 @@ def test_measured_costs_are_kept_between_runs():
     [{}, {"sites": {"epoch": None}}, {"sites": {"epoch": {"save": "x", "beside": -1, "z": 1}}}],
 )
 def test_a_damaged_memory_is_no_memory(facts):
-    assert Policy.learnt(0.1, False, facts).decide("epoch", BoundaryFacts(since=10.0)).save
+    assert Policy.from_facts(0.1, False, facts).decide("epoch", BoundaryFacts(since=10.0)).save
 
 
 def test_deciding_changes_nothing():
@@ -229,7 +229,7 @@ def test_deciding_changes_nothing():
 
 
 def test_the_end_of_an_inner_loop_leaves_enough_for_the_boundary():
-    policy = Policy.learnt(0.1, False, {"sites": {"epoch": {"save": 1.0}}})
+    policy = Policy.from_facts(0.1, False, {"sites": {"epoch": {"save": 1.0}}})
     policy = policy.observe("epoch", Iteration(15.0, depth=0))
     assert policy.decide("epoch", BoundaryFacts(since=15.0)).save
     refused = policy.decide("epoch", BoundaryFacts(since=15.0, ends=True))
@@ -263,5 +263,5 @@ def test_where_a_core_is_free_less_is_assumed_to_be_lost():
 
 
 def test_a_failed_save_still_counts_as_cost():
-    policy = Policy(0.1).observe("epoch", Iteration(10.0)).wasted(0.9)
+    policy = Policy(0.1).observe("epoch", Iteration(10.0)).with_spent(0.9)
     assert not policy.decide("epoch", BoundaryFacts(since=10.0, nbytes=10**9)).save

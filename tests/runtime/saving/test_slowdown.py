@@ -19,8 +19,8 @@ def test_steps_during_a_save_are_compared_with_steps_without_a_save():
     assert meter.slowdown() == (0.0, 0)
     told(meter, 20, 0.015, over=0.015)
     told(meter, 20, 0.010)
-    slowed, sure = meter.slowdown()
-    assert slowed == pytest.approx(1 / 3)
+    slowdown, sure = meter.slowdown()
+    assert slowdown == pytest.approx(1 / 3)
     assert sure == pytest.approx(19 / 22 * 0.95)
 
 
@@ -29,8 +29,8 @@ def test_writing_outside_of_steps_lowers_the_confidence_in_the_slowdown_of_steps
     told(meter, 20, 0.010)
     told(meter, 20, 0.010, over=0.010)
     meter.begin_step("batch", 0, 9.0, 4 * meter._last[3], 0.0)
-    slowed, sure = meter.slowdown()
-    assert slowed == pytest.approx(0.0)
+    slowdown, sure = meter.slowdown()
+    assert slowdown == pytest.approx(0.0)
     assert sure == pytest.approx(19 / 22 * 0.95 / 4)
 
 
@@ -68,7 +68,7 @@ def test_a_loop_of_short_steps_is_measured_per_step_of_a_slice():
 
 def test_slower_steps_are_charged_for_the_time_that_writing_took():
     events = [
-        Saved(blocking=0.1, background=1.0, cpu=0.2, crowded=0.0, slowed=0.5, sure=sure)
+        Saved(blocking=0.1, background=1.0, cpu=0.2, crowded=0.0, slowdown=0.5, confidence=sure)
         for sure in (1.0, 0.5, 0.0)
     ]
     paid = [Policy(0.1).observe("epoch", event).paid for event in events]

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from rearview.runtime.saving.staging import DEEPEST, PAGE, SMALL, Staging, _group_room
+from rearview.runtime.saving.staging import MOST_IN_FLIGHT, PAGE, SMALL, Staging, _group_room
 
 
 def test_leases_never_overlap_and_stay_within_the_bound():
@@ -56,7 +56,7 @@ def test_small_checkpoints_may_wait_together():
     assert staging.depth == 4
     staging = Staging()
     staging.take(1)
-    assert staging.depth == DEEPEST
+    assert staging.depth == MOST_IN_FLIGHT
 
 
 def test_a_request_beyond_the_bound_can_never_be_met():

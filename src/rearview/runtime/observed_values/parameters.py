@@ -76,7 +76,7 @@ class Parameters:
         }
         if new_values:
             self._recorded |= new_values
-            session.argument(new_values, source)
+            session.record_arguments(new_values, source)
 
     def is_early(self) -> bool:
         """Return True if no watched loop of the program has started yet."""

@@ -1,1 +1,1 @@
-"""A replay inside the user's process: skip, restore, run, prove; guard probes; share the set-up of segments."""
+"""Replay a segment inside the user's process: skip, restore, run and prove; guard probes; share set-ups."""

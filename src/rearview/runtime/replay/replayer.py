@@ -1,4 +1,4 @@
-"""Replay a segment of a run: skip iterations that are not needed, run the others, prove the result."""
+"""Replay a segment of a run: skip iterations that are not needed, run the needed ones, and prove the result."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from rearview.store.tables.record_files import own_values
 from rearview.store.values_as_json import Put, convert, family
 
 _COMPARING_SHARE = 8
-"""The program runs at least this many times as long as comparing takes."""
+"""A comparison that could be left out is made after the program has run this many times as long as the last one took."""
 
 
 class SetupWatcher(Protocol):
     """Decides how far the set-up of several segments can be shared."""
 
     def on_log(self, *, fresh: bool) -> None:
-        """Act when the program logs a value; `fresh` if the run has not recorded it."""
+        """Act when the program logs values; `fresh` if the run has not recorded all of them."""
 
     def on_loop(self, site: str, index: int) -> None:
         """Act before iteration `index` of an outermost loop."""
@@ -48,7 +48,7 @@ class SetupWatcher(Protocol):
 
 @dataclass
 class Replayer(Session):
-    """A session that replays one segment and then ends the process."""
+    """A session that replays one segment, and ends the process when the segment is done."""
 
     segment: SegmentFile = field(kw_only=True)
     checkpoint_index: CheckpointIndex = field(init=False)
@@ -61,43 +61,46 @@ class Replayer(Session):
     run_code: int | None = None
     """Exit code of the run; None if the run did not come to an end."""
     run_early: EarlyEnd | None = None
-    """Where the run was when it failed."""
-    created: Collection[str] = ()
+    """Where the run was when it failed; None if it did not fail."""
+    created_files: Collection[str] = ()
     """Files that the run created."""
     recorded: Mapping[tuple[Any, ...], list[bytes]] = field(kw_only=True)
+    """By (loops, indices, name): the values that the run logged, encoded, in order."""
     report: ReplayReport = field(default_factory=ReplayReport)
     occurrences: Counter[tuple[Any, ...]] = field(default_factory=Counter)
-    moved: bool = False
-    """Whether code was executed since the last restore or comparison."""
-    worked: bool = False
-    """Whether loops were executed since the last comparison."""
-    skips: int = 0
-    """Number of skipped loops when the present iteration of the outermost loop began."""
-    repeats: int = 0
-    """Number of equal recorded values at the last comparison or jump."""
-    proving: float = 0.0
+    """By (loops, indices, name): number of values that the program has logged again."""
+    ran_code: bool = False
+    """Whether code was executed since the last comparison."""
+    ran_loops: bool = False
+    """Whether loops were executed since the last comparison or jump."""
+    skipped_before: int = 0
+    """Number of skipped loops when the current iteration of the outermost loop began."""
+    repeated_before: int = 0
+    """Number of repeated recorded values at the last jump or end of the replay."""
+    comparison_seconds: float = 0.0
     """Seconds that the last comparison took."""
-    compared: float = 0.0
+    last_comparison: float = 0.0
     """Time of the last comparison."""
     probing: int = 0
     """Above 0 while a probe runs."""
     probe_error: str = ""
     """Message about the last probe that raised an exception."""
     misplaced: bool = False
-    """Whether that exception shows that the probe is at a wrong place."""
+    """Whether this exception shows that the probe is at a wrong place."""
     visited: Counter[str] = field(default_factory=Counter)
-    """By loop id: number of iterations that ran, for loops in which something is wanted."""
-    since: int = 0
+    """By loop id: number of iterations that ran, for loops whose values are wanted."""
+    visited_until: int = 0
     """Iteration of the main loop up to which `visited` is counted."""
-    entered: bool = False
-    """Whether the main loop, which is divided among segments, was entered."""
+    entered_main: bool = False
+    """Whether the main loop, which is divided into segments, was entered."""
     _last_need: tuple[list[int], bool, list[LoopEntry]] = field(default=([], False, []))
-    """The last question to `needs`: ids and iterations of loops, the answer, and the loops themselves, so
-    that no other gets the id of one."""
+    """The last call of `needs`: ids and iterations of the loops, the result, and the loops themselves: as long as
+    they exist, no other loop gets one of these ids."""
     closed: bool = False
+    """Whether the report is written, or must not be written by this process."""
     shared_setup: SetupWatcher | None = None
-    """Set while this process runs the set-up for several segments."""
-    events: EventFiles | None = None
+    """The set-up that this process runs for several segments; None in any other process."""
+    event_files: EventFiles | None = None
     """Writes event files with the values that probes log to TensorBoard; None if there are none."""
 
     def __post_init__(self) -> None:
@@ -106,7 +109,7 @@ class Replayer(Session):
 
     @unobserved
     def boundary(self, entry: LoopEntry, index: int, frame: FrameType) -> int | None:
-        """Skip, jump or continue, as the segment requires."""
+        """Skip the loop, jump to a checkpoint or continue, as the segment requires; compare states before."""
         if entry.site.loose or self.nest is None:
             return index
         outermost = self.nest.entry is entry
@@ -118,147 +121,153 @@ class Replayer(Session):
             self.leave_program()
         self.stop_if_beyond_run(entry, index)
         try:
-            self.checkpoint_index.anchor(entry, index, frame)
+            self.checkpoint_index.walk_recorded_anchors(entry, index, frame)
         except Exception as exc:
             self.give_up(exc)
         if outermost and self.in_main:
             self.count_main_iterations(index)
         path = self.path(entry, index)
-        goal = self.goal(entry, index)
+        wanted_iteration = self.next_wanted(entry, index)
         idle = index == 0 and not self.needs(entry)
-        must_compare = goal != index or idle  # before something is restored, or the end
+        # before a restore, or before the replay ends
+        must_compare = wanted_iteration != index or idle
         if (outermost and self.end_outer_iteration()) or must_compare or self.should_compare():
             self.prove(self.checkpoint_index.to_compare(Edge.START, path), frame)
         if idle and self.skip(path, frame):
             return None
-        if goal is None:
+        if wanted_iteration is None:
             if outermost and not self.segment.after:
-                if self.may_leave(entry, index):
+                if self.may_end(entry, index):
                     self.leave_program()
             elif self.skip(path, frame):
                 return None
-        elif goal > index and self.segment.jump and len(path) <= self.segment.levels:
-            self.checkpoint_index.pending = self.checkpoint_index.nearest(path, goal)
+        elif wanted_iteration > index and self.segment.jump and len(path) <= self.segment.levels:
+            self.checkpoint_index.pending = self.checkpoint_index.nearest(path, wanted_iteration)
             if self.checkpoint_index.pending is not None:
                 target: int = self.checkpoint_index.pending.meta.path[-1].iteration
                 return target
         self.report.iterations += outermost
-        self.moved = True
-        self.worked = self.worked or not outermost
+        self.ran_code = True
+        self.ran_loops = self.ran_loops or not outermost
         return index
 
     def enter_main(self, entry: LoopEntry, index: int) -> None:
-        """Note if an outermost loop is the main one; a shared set-up ends before it."""
+        """Remember that the main loop is entered; a shared set-up ends before this loop."""
         if self.shared_setup is not None:
             self.shared_setup.on_loop(entry.site.id, index)
         if entry.site.id == self.segment.main:
-            self.entered = True
+            self.entered_main = True
 
     def is_beyond_run(self, entry: LoopEntry, index: int) -> bool:
-        """Return True if the run was interrupted before it came to iteration `index` of a loop."""
+        """Return True if the run was interrupted before it reached iteration `index` of a loop."""
         if self.run_early is None or not self.run_early.interrupted:
             return False
-        for here, last in zip(self.path(entry, index), self.run_early.path, strict=False):
-            if (here.loop, here.ordinal) != tuple(last[:2]):
+        for step, last in zip(self.path(entry, index), self.run_early.path, strict=False):
+            if (step.loop, step.ordinal) != tuple(last[:2]):
                 return False
-            if here.iteration != last[2]:
-                return here.iteration > last[2]
+            if step.iteration != last[2]:
+                return step.iteration > last[2]
         return False
 
     def stop_if_beyond_run(self, entry: LoopEntry, index: int) -> None:
-        """End the replay if the run was interrupted before it came to iteration `index` of a loop."""
+        """End the replay if the run was interrupted before it reached iteration `index` of a loop."""
         if self.is_beyond_run(entry, index):
-            while self.stack:  # counts what ran of each loop
+            while self.stack:  # `leave` counts the iterations of each loop
                 self.leave(self.stack[-1], None, ended=True)
             self.leave_program()
 
     def end_outer_iteration(self) -> bool:
-        """Count the end of an iteration of the outermost loop; return True if a loop was skipped in it.
+        """Record that an iteration of the outermost loop has ended; return True if an inner loop was skipped in it.
 
-        After a skipped loop the state has to be compared now: no later comparison covers it.
+        Then the state must be compared now: no later comparison covers the code after the skipped loop.
         """
-        skipped = self.report.skipped != self.skips
-        self.worked = self.worked or (self.moved and not skipped)
-        self.skips = self.report.skipped
+        skipped = self.report.skipped != self.skipped_before
+        self.ran_loops = self.ran_loops or (self.ran_code and not skipped)
+        self.skipped_before = self.report.skipped
         return skipped
 
     def slice(self, entry: LoopEntry, size: int) -> int:
-        """Stop before every iteration once inner loops are skipped, to compare what followed them."""
+        """Return how many iterations may pass unobserved: 1 after inner loops were skipped, else as usual.
+
+        The state must be compared after each iteration in which an inner loop was skipped.
+        """
         skips = self.report.skipped > 0 and self.nest is not None and self.nest.entry is entry
         if skips or self.is_beyond_run(entry, entry.index + size):
             return 1
         return super().slice(entry, size)
 
-    def learn(self, entry: LoopEntry) -> None:
-        """Learn from a loop that has ended, unless it was skipped."""
+    def add_to_history(self, entry: LoopEntry) -> None:
+        """Add an execution of a loop to the loop's history, unless the loop was skipped."""
         if entry.now >= 0:
-            self.count(entry)
-            super().learn(entry)
+            self.count_iterations(entry)
+            super().add_to_history(entry)
 
     def leave(self, entry: LoopEntry, frame: FrameType | None, *, ended: bool) -> None:
-        """Count the last iterations of the main loop."""
+        """Take a loop off the stack; count the last iterations of the main loop."""
         if self.in_main and self.nest is not None and self.nest.entry is entry:
             self.count_main_iterations(entry.now + 1)
         super().leave(entry, frame, ended=ended)
 
     def count_main_iterations(self, index: int) -> None:
-        """Count the iterations of the main loop that belong to the segment and have run."""
+        """Count the iterations of the main loop before `index` that belong to the segment."""
         ranges = self.segment.ranges.get(self.segment.main, [])
         for first, last in ranges:
-            self.visited[self.segment.main] += max(0, min(last, index) - max(first, self.since))
-        self.since = index
+            self.visited[self.segment.main] += max(
+                0, min(last, index) - max(first, self.visited_until)
+            )
+        self.visited_until = index
 
-    def count(self, entry: LoopEntry) -> None:
+    def count_iterations(self, entry: LoopEntry) -> None:
         """Count the iterations of a loop that has ended, if they belong to this segment."""
         if entry.site.id not in self.segment.owed:
             return
         if self.segment.main:
             if entry.site.id == self.segment.main and not self.stack:
-                return  # counted while it ran
+                return  # the main loop was counted while it ran
             if not (all(map(self.in_range, self.stack)) if self.in_main else self.segment.tail):
                 return
         self.visited[entry.site.id] += entry.now + 1
 
-    def lacking(self) -> list[str]:
-        """Return a message for each loop that had fewer iterations than in the run."""
+    def missing_iterations(self) -> list[str]:
+        """Return a message for each loop that ran fewer iterations than in the run."""
         return [
             f"`{name_of(site)}` ({site.partition(':')[0]}) had {plural(self.visited[site], 'iteration')}, "
-            f"in the run {owed}"
-            for site, owed in self.segment.owed.items()
-            if self.visited[site] < owed and site not in self.unwatched
+            f"in the run {recorded_count}"
+            for site, recorded_count in self.segment.owed.items()
+            if self.visited[site] < recorded_count and site not in self.unwatched
         ]
 
     def should_compare(self) -> bool:
-        """Return True if it is time for a comparison that is not strictly necessary.
+        """Return True if a comparison that could be left out is due.
 
-        A thorough replay searches for the start of a difference: it compares wherever it can.
+        A thorough replay searches for the start of a difference, so it makes every possible comparison.
         """
         return (
             self.segment.thorough
-            or perf_counter() - self.compared >= _COMPARING_SHARE * self.proving
+            or perf_counter() - self.last_comparison >= _COMPARING_SHARE * self.comparison_seconds
         )
 
-    def end_uncompared(self) -> None:
-        """Count loops that were executed and will not be compared."""
-        self.report.open += self.worked and self.report.repeated == self.repeats
-        self.worked, self.repeats = False, self.report.repeated
+    def count_uncompared(self) -> None:
+        """Count executed loops whose state will not be compared and which logged no recorded value."""
+        self.report.open += self.ran_loops and self.report.repeated == self.repeated_before
+        self.ran_loops, self.repeated_before = False, self.report.repeated
 
     def needs(self, entry: LoopEntry) -> bool:
-        """Return True if the segment wants something inside this loop, in the current iterations around it."""
-        around = [loop for loop in self.stack if loop is not entry]
-        key = [id(entry), *[number for loop in around for number in (id(loop), loop.now)]]
-        if key == self._last_need[0]:  # asked before every iteration of the loop
+        """Return True if the segment wants values inside a loop, in the current iterations of the loops around it."""
+        outer_loops = [loop for loop in self.stack if loop is not entry]
+        key = [id(entry), *[number for loop in outer_loops for number in (id(loop), loop.now)]]
+        if key == self._last_need[0]:  # `needs` is called before every iteration of the loop
             return self._last_need[1]
-        answer = all(map(self.in_range, around))
-        if answer and not self.segment.everywhere:
-            sites = [loop.site.id for loop in (*around, entry)]
-            answer = any(may_hold(chain, sites) for chain in self.segment.chains)
-        self._last_need = key, answer, [entry, *around]
-        return answer
+        is_needed = all(map(self.in_range, outer_loops))
+        if is_needed and not self.segment.everywhere:
+            sites = [loop.site.id for loop in (*outer_loops, entry)]
+            is_needed = any(may_hold(chain, sites) for chain in self.segment.chains)
+        self._last_need = key, is_needed, [entry, *outer_loops]
+        return is_needed
 
     @property
     def in_main(self) -> bool:
-        """Whether the program is in the main loop, which is divided among segments."""
+        """Whether the program is in the main loop, which is divided into segments."""
         return self.nest is not None and self.nest.entry.site.id == self.segment.main
 
     def in_range(self, entry: LoopEntry) -> bool:
@@ -267,10 +276,10 @@ class Replayer(Session):
         return ranges is None or any(first <= entry.now < last for first, last in ranges)
 
     def ranges_of(self, entry: LoopEntry) -> list[tuple[int, int]] | None:
-        """Return the wanted iterations of a loop in this iteration of the main loop; None for all.
+        """Return the wanted iterations of a loop in this iteration of the main loop, or None for all.
 
-        Only the main loop and those directly inside it have ranges: the same lines of the program
-        may also run in other places: under another loop or by recursion.
+        Only the main loop and the loops directly inside it have ranges. The same lines of the program
+        may also run under another loop or by recursion: then all iterations are wanted.
         """
         ranges = self.segment.ranges.get(entry.site.id)
         spans = self.segment.spans.get(entry.site.id)
@@ -286,11 +295,11 @@ class Replayer(Session):
         if span is None:
             return ranges
         low, high = span
-        cut = [(max(first, low), min(last, high)) for first, last in ranges or [span]]
-        return [(first, last) for first, last in cut if first < last]
+        wanted_ranges = [(max(first, low), min(last, high)) for first, last in ranges or [span]]
+        return [(first, last) for first, last in wanted_ranges if first < last]
 
-    def goal(self, entry: LoopEntry, index: int) -> int | None:
-        """Return the next wanted iteration from `index` on; None if there is none."""
+    def next_wanted(self, entry: LoopEntry, index: int) -> int | None:
+        """Return the next wanted iteration from `index` on, or None if there is none."""
         if not self.needs(entry):
             return index
         ranges = self.ranges_of(entry)
@@ -298,43 +307,45 @@ class Replayer(Session):
             return index
         return min((max(first, index) for first, last in ranges if last > index), default=None)
 
-    def may_leave(self, entry: LoopEntry, index: int) -> bool:
-        """Return True if the state is proved, or the next checkpoint is too far to wait for."""
+    def may_end(self, entry: LoopEntry, index: int) -> bool:
+        """Return True if the replay may end here: the state is proved, or the next checkpoint is too far away."""
         reach = index + self.report.iterations
-        return not self.moved or not self.checkpoint_index.has_more(self.path(entry, index), reach)
+        return not self.ran_code or not self.checkpoint_index.has_more(
+            self.path(entry, index), reach
+        )
 
     def skip(self, path: tuple[LoopStep, ...], frame: FrameType) -> bool:
-        """Restore the state after the loop, if it was saved, instead of running it."""
+        """Restore the state after a loop instead of running the loop; return False if this is not possible."""
         checkpoint = self.checkpoint_index.at(Edge.END, path) if self.segment.jump else None
-        # a state that was not compared yet must not be overwritten
-        if checkpoint is None or self.worked:
+        # a restore must not overwrite a state that was not compared yet
+        if checkpoint is None or self.ran_loops:
             return False
         try:
             self.checkpoint_index.restore(checkpoint, frame)
         except Exception as exc:
             self.give_up(exc)
         self.report.skipped += 1
-        self.moved = True  # the code after the loop is executed
+        self.ran_code = True  # the code after the loop is executed
         return True
 
     def advance(
         self, entry: LoopEntry, source: Iterator[Any], index: int, target: int, frame: FrameType
     ) -> int:
-        """Go to the pending checkpoint."""
-        self.end_uncompared()
+        """Bring the loop to its pending checkpoint."""
+        self.count_uncompared()
         try:
             self.checkpoint_index.advance(source, target - index, frame)
         except Exception as exc:
             self.give_up(exc)
-        self.moved = True
+        self.ran_code = True
         outermost = self.nest is not None and self.nest.entry is entry
         self.report.iterations += outermost
         if outermost:
-            self.since = target
+            self.visited_until = target
         return target
 
     @unobserved
-    def exhausted(self, entry: LoopEntry, index: int, frame: FrameType) -> bool:
+    def on_exhausted(self, entry: LoopEntry, index: int, frame: FrameType) -> bool:
         """Compare the state after the loop; end the process if the segment is done."""
         if entry.site.loose or self.nest is None:
             return True
@@ -350,13 +361,16 @@ class Replayer(Session):
         return True
 
     @unobserved
-    def broken(self, entry: LoopEntry, frame: FrameType) -> None:
+    def on_early_exit(self, entry: LoopEntry, frame: FrameType) -> None:
         """Compare the state after a loop that was left by `break`."""
         if position(frame) in entry.site.breaks:
-            self.exhausted(entry, entry.now, frame)
+            self.on_exhausted(entry, entry.now, frame)
 
     def give_up(self, exc: Exception) -> None:
-        """End a replay whose state is not trusted; a second one, without jumps, finds out more."""
+        """End a replay after an error in a checkpoint or comparison, and ask for a second replay without jumps.
+
+        If this is the second replay, report the error as a difference and continue without checkpoints.
+        """
         if not self.segment.jump:
             self.report.difference = self.report.difference or _message(exc)
             self.checkpoint_index.complete = {}
@@ -368,8 +382,8 @@ class Replayer(Session):
         leave_at_once(1)
 
     def prove(self, checkpoint: Checkpoint | None, frame: FrameType) -> None:
-        """Compare the live state with the one recorded here."""
-        if checkpoint is None or not self.moved or self.report.difference is not None:
+        """Compare the live state with a checkpoint; do nothing if `checkpoint` is None or no code was executed."""
+        if checkpoint is None or not self.ran_code or self.report.difference is not None:
             return
         begun = perf_counter()
         try:
@@ -377,8 +391,8 @@ class Replayer(Session):
         except Exception as exc:
             self.report.difference = f"at {checkpoint.point}: {_message(exc)}"
             return
-        self.compared = perf_counter()
-        self.proving = self.compared - begun
+        self.last_comparison = perf_counter()
+        self.comparison_seconds = self.last_comparison - begun
         if difference is None:
             self.report.states += 1
         else:
@@ -386,15 +400,15 @@ class Replayer(Session):
                 f"{difference.path} at {checkpoint.point}: recorded {difference.recorded}, "
                 f"now {difference.current}"
             )
-        self.moved = self.worked = False
+        self.ran_code = self.ran_loops = False
 
     def log(self, items: Mapping[str, Any], place: bytes = b"") -> None:
-        """Check recorded values, and record new ones."""
+        """Compare values that the run has recorded with those records, and record new values."""
         if self.pid != os.getpid():
             return
         if self.shared_setup is not None:
             repeated = not self.probing and all(
-                (*self.where(), name) in self.recorded for name in items
+                (*self.loops_and_indices(), name) in self.recorded for name in items
             )
             self.shared_setup.on_log(fresh=not repeated)
         self.mark_logging()
@@ -405,19 +419,24 @@ class Replayer(Session):
             self.check_kinds(items)
         for name, value in () if self.probing else items.items():
             key = (*where, name)
-            before = self.recorded.get(key)
-            if before is None:
+            recorded_values = self.recorded.get(key)
+            if recorded_values is None:
                 fresh.append((name, value))
                 continue
             occurrence = self.occurrences[key]
             encoded = msgspec.json.encode(convert(value, self.put))
             if self.report.skipped or self.checkpoint_index.restored:
-                # loops of one name share their points, and skipped ones logged first
+                # loops of one name share their points: skipped loops may have logged the first values
                 occurrence = next(
-                    (k for k in range(occurrence, len(before)) if before[k] == encoded), occurrence
+                    (
+                        k
+                        for k in range(occurrence, len(recorded_values))
+                        if recorded_values[k] == encoded
+                    ),
+                    occurrence,
                 )
             self.occurrences[key] = occurrence + 1
-            if occurrence < len(before) and before[occurrence] == encoded:
+            if occurrence < len(recorded_values) and recorded_values[occurrence] == encoded:
                 self.report.repeated += 1
             elif name not in self.report.differing:
                 self.report.differing.append(name)
@@ -426,7 +445,7 @@ class Replayer(Session):
             self.report.written += len(fresh)
 
     def check_kinds(self, items: Mapping[str, Any]) -> None:
-        """Raise if a probe logs a value of another kind than the same name has in other versions."""
+        """Raise if a probe logs a value of another kind (number, text …) than other versions log by this name."""
         for name, value in items.items():
             expected = self.segment.kinds.get(name)
             kind = family(convert(value, self.put)) if expected else ""
@@ -436,15 +455,15 @@ class Replayer(Session):
     def writes_at(self, point: Point) -> bool:
         """Return True if this segment records values at a point.
 
-        Outside the main loop, the first segment records the values before it, and the segment that
-        runs to the end records the values after it.
+        The first segment records the values before the main loop, and the segment that runs to the end of the
+        program records the values after the main loop.
         """
         if self.segment.main and not (point.steps and self.in_main):
-            return self.segment.tail if self.entered else self.segment.head
+            return self.segment.tail if self.entered_main else self.segment.head
         return all(map(self.in_range, self.stack))
 
     def note_probe_error(self, exc: Exception, trace: TracebackType | None) -> None:
-        """Remember that a probe raised an exception, and where: it may end the program."""
+        """Remember that a probe raised an exception, and where, because the exception may end the program."""
         line = trace.tb_lineno if trace is not None else 0
         path = trace.tb_frame.f_code.co_filename if trace is not None else ""
         file = Path(path).name
@@ -461,25 +480,29 @@ class Replayer(Session):
         )
 
     def note_failure(self, exc: BaseException) -> None:
-        """Note which kind of failure ended the program."""
+        """Remember the exception that ends the program, and whether a full disk caused it."""
         super().note_failure(exc)
         with contextlib.suppress(Exception):
-            sys.stdout.flush()  # so that the traceback is the last that the replay prints
+            sys.stdout.flush()  # so that the traceback comes last in the output
         if caused_by_full_disk(exc):
             self.report.failure = ReplayFailure.DISK_FULL
 
     def _read_by_run(self) -> dict[str, list[Any]]:
-        """Return the files that the run read and did not create.
+        """Return the fingerprints of the files that the run read and did not create.
 
-        A replay that ends early has not created them yet.
+        Files that the run created do not count: a replay that ends early has not created them yet.
         """
-        return {path: about for path, about in self.inputs.items() if path not in self.created}
+        return {
+            path: fingerprint
+            for path, fingerprint in self.inputs.items()
+            if path not in self.created_files
+        }
 
-    def argument(self, values: Mapping[str, Any], origin: str = "") -> None:
+    def record_arguments(self, values: Mapping[str, Any], origin: str = "") -> None:
         """Do nothing: arguments are recorded already."""
 
-    def forked(self) -> None:
-        """In a forked child: replay nothing."""
+    def on_fork(self) -> None:
+        """In a forked child, watch no loops."""
         self.watching = False
         self.stack = []
 
@@ -493,24 +516,24 @@ class Replayer(Session):
         """Return True if the run failed, and this replay has failed in the same way and iteration."""
         if not code or code != self.run_code:
             return False
-        then, now = self.run_early, self.early_end(code)
-        if then is None or now is None:
-            return then is None  # an old run, which kept its exit code only
+        recorded_end, end = self.run_early, self.early_end(code)
+        if recorded_end is None or end is None:
+            return recorded_end is None  # an old run has recorded only its exit code
         # inner loops are not always watched, so only the outermost one is compared
-        return then.exception == now.exception and then.path[:1] == now.path[:1]
+        return recorded_end.exception == end.exception and recorded_end.path[:1] == end.path[:1]
 
     def finish(self, code: int | None) -> None:
-        """Write the report."""
+        """Complete the report and publish it."""
         if self.closed or self.pid != os.getpid():
             return
         self.closed = True
-        self.end_uncompared()
+        self.count_uncompared()
         final = code if code is not None else self.code
         as_run = not self.probe_error and not self.report.retry and self.ended_as_run(final or 0)
         if not self.report.finished:
             self.report.finished = final == 0 or as_run
         if self.report.finished and not self.report.retry and self.report.error is None:
-            self.report.lacking = self.lacking()
+            self.report.lacking = self.missing_iterations()
         if final and not as_run and self.report.error is None:
             self.report.error = self.probe_error or f"the program ended with exit code {final}"
             if self.probe_error and self.report.failure is None:
@@ -525,27 +548,29 @@ class Replayer(Session):
                 *changed_versions(self.surroundings, surroundings()),
                 *changed_inputs(self._read_by_run(), self.real),
             ]
-        if self.events is not None:
+        if self.event_files is not None:
             differs = self.report.difference is not None or self.report.differing
-            self.events.close(good=self.report.finished and not differs and not self.report.retry)
+            self.event_files.close(
+                good=self.report.finished and not differs and not self.report.retry
+            )
         self.records.close()
         publish(Path(self.segment.report), msgspec.json.encode(self.report))
 
 
 class WrongKindError(TypeError):
-    """A probe logs a number where other versions logged text, or the like."""
+    """A probe logs a value of another kind than other versions, such as a number in place of a text."""
 
 
 def _is_unknown_name(exc: Exception, trace: TracebackType | None) -> bool:
-    """Return True if a statement itself, not a function that it calls, lacks a name or attribute."""
+    """Return True if a statement itself, not a function called by it, uses an unknown name or attribute."""
     if trace is None or not isinstance(exc, (NameError, AttributeError)):
         return False
-    own = trace.tb_frame.f_code.co_filename
+    statement_file = trace.tb_frame.f_code.co_filename
     while trace.tb_next is not None:
         trace = trace.tb_next
         code = trace.tb_frame.f_code
-        if code.co_filename != own or not code.co_name.startswith("<"):
-            return False  # only a comprehension belongs to the statement
+        if code.co_filename != statement_file or not code.co_name.startswith("<"):
+            return False  # only comprehensions belong to the statement
     return True
 
 
@@ -554,7 +579,7 @@ def _message(exc: Exception) -> str:
 
 
 def recorded_values(folder: Path) -> dict[tuple[Any, ...], list[bytes]]:
-    """Return the values that a run logged, by point and name, in order."""
+    """Return the values that a run logged, encoded and in order, by (loops, indices, name)."""
     values: dict[tuple[Any, ...], list[bytes]] = {}
     for loops, indices, name, value in own_values(folder):
         values.setdefault((loops, indices, name), []).append(msgspec.json.encode(value))

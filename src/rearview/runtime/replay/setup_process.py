@@ -1,12 +1,13 @@
-"""Run the set-up of several segments once, then fork a process for each of them.
+"""Run the set-up of several segments once, then fork a process for each segment.
 
 A process of the fork server (`fork_server.py`) becomes the set-up process of some segments: it replays the
-start of their program and stops where they part. Segments of different runs part at a top-level statement
-of the script; segments of one run part at the main loop. Each fork then becomes the replay of its own
-segment, with its own session, folder, files, random key, clock and records.
+start of their program and stops where the segments begin to differ. For segments of different runs this is a
+top-level statement of the script; for segments of one run it is the main loop. Each fork then becomes the replay of
+one segment, with its own session, folder, files, random key, clock and records.
 
-The set-up ends early, before the statement that does something a fork cannot inherit or that depends on
-the run. Before each statement that may do so, the process forks a standby, which takes over if it does.
+The set-up ends early, before a statement whose effects depend on the run or cannot be inherited by a forked
+process. Before each statement that may be of this sort, the process forks a *standby*. If the statement is,
+the process ends and the standby continues from the state before the statement.
 docs/decisions/shared-start.md says why this is sound.
 """
 
@@ -47,7 +48,7 @@ from rearview.runtime.replay.fork_server import (
 )
 from rearview.runtime.replay.replayer import Replayer
 from rearview.runtime.replay.shareable_statements import SetupScript, names_mean_libraries
-from rearview.runtime.replay.silent_trackers import point_trackers
+from rearview.runtime.replay.silent_trackers import set_tracker_variables
 from rearview.runtime.replay.start_replay import RunInputs, SharedStart
 from rearview.runtime.sandbox import clock as clocks
 from rearview.runtime.sandbox.program_inputs import listen
@@ -55,27 +56,27 @@ from rearview.runtime.session import Session
 from rearview.state.codecs.rng import read_global, write_global
 from rearview.store.create_files import open_file
 
-# the file functions of the system: those of a replay are patched
+# the original file functions: a replay patches them for the program
 _chdir, _getcwd, _scandir, _mkdir, _open = os.chdir, os.getcwd, os.scandir, os.mkdir, open
 _readlink, _utime, _exit, _fork = os.readlink, os.utime, os._exit, os.fork
 
-MOST_CARRIED = 64 << 20
-"""Bytes that a set-up may write and still be shared: each segment gets a copy of the files."""
+MOST_SHARED_BYTES = 64 << 20
+"""Most bytes that a shared set-up may write to files: each segment gets a copy of these."""
 _UNFIT_LIBRARIES = {
     **dict.fromkeys(("wandb", "mlflow", "comet_ml", "neptune"), "it has loaded {}, a tracker"),
     **dict.fromkeys(("jax", "tensorflow", "polars", "ray", "pyspark", "grpc"), "{} keeps threads"),
     "cupy": "{} holds a device",
 }
-"""Libraries after whose import a process is not forked, and why."""
+"""By library: why a process that has imported the library is not forked."""
 _PROCESSES = ("subprocess.Popen", "os.system", "os.posix_spawn", "os.fork", "os.exec", "pty.spawn")
 _OPENMP = re.compile(r"/lib(?:g|i|)omp[^/]*\.so[^/]*$")
 _RELEASED = b"."
 
 
 class SharedSetup:
-    """The set-up process of some segments; their replays are forked from it.
+    """A set-up process, from which the replays of several segments are forked.
 
-    `session.shared_setup` is this object as long as the set-up runs: the session reports what the program
+    `session.shared_setup` is this object while the set-up runs: the session reports to it what the program
     logs and which loops it enters.
     """
 
@@ -85,49 +86,50 @@ class SharedSetup:
         channel: int,
         shared: SharedStart,
         session: Replayer,
-        before: SharedSetup | None = None,
+        previous: SharedSetup | None = None,
     ) -> None:
         self.start = start
         self._channel = channel
         self._spared = shared.seconds
-        """Seconds that everything before this set-up took."""
-        self._hooks = shared.hooks
+        """Seconds that everything before this set-up has taken."""
+        self._patches = shared.patches
         self._session = session
         self._began = perf_counter()
         self._seconds = 0.0
         self._used_paths: set[str] = set()
         if self.across_runs:
-            # checkpoints are those of one run: a loop of the set-up must not be restored from them
+            # checkpoints belong to one run: no loop of a set-up for several runs may be restored from them
             session.checkpoint_index = CheckpointIndex(session, session.checkpoint_index.store)
         self._tree = os.path.realpath(session.segment.tree)
-        self._carried: list[_Carried] = before._carried if before is not None else []
-        carried = {each.path for each in self._carried}
+        self._new_files: list[_NewFile] = previous._new_files if previous is not None else []
+        new_paths = {each.path for each in self._new_files}
         self._files = {
-            path: about for path, about in _files_below(self._tree).items() if path not in carried
+            path: facts for path, facts in _files_below(self._tree).items() if path not in new_paths
         }
         self._texts = {
-            path: _content(f"{self._tree}/{path}") if about[0] == "file" else b""
-            for path, about in self._files.items()
+            path: _content(f"{self._tree}/{path}") if facts[0] == "file" else b""
+            for path, facts in self._files.items()
         }
-        """Contents of the files in the tree: a statement that cannot be shared may have changed them."""
+        """Contents of the files in the scratch tree before the set-up, which a statement may change."""
         self._standby: tuple[int, int] | None = None
         """Process id of the standby, and the pipe to it; None if there is no standby."""
         self._reason = ""
+        """Why the set-up has ended; empty if all its statements were executed."""
         self._line = 0
-        """Line of the statement that runs."""
-        view = self._hooks.view
-        view.used_paths = set(before._used_paths) if before is not None else set()
+        """First line of the statement that is executed."""
+        view = self._patches.view
+        view.used_paths = set(previous._used_paths) if previous is not None else set()
         self._view = (set(view.hidden_paths), set(view.replay_temporaries), view.changes)
         self._open = open_files()
         self._drawn = self._randomness.stream.drawn
         self._loaded = set(self._randomness.loaded)
-        self._seeded: set[str] = set(before._seeded) if before is not None else set()
-        """Generators that the program has seeded: they no longer depend on the run."""
-        self._readers: set[str] = set()
+        self._seeded: set[str] = set(previous._seeded) if previous is not None else set()
+        """Names of random generators that the program has seeded: these no longer depend on the run."""
+        self._clock_readers: set[str] = set()
         self._own_fork = False
-        self._clock.listeners[:] = [self._readers.add]
-        self._started = ""
-        _watching[:] = [self]
+        self._clock.listeners[:] = [self._clock_readers.add]
+        self._unshareable_act = ""
+        _running_setup[:] = [self]
         session.shared_setup = self
 
     @property
@@ -137,39 +139,45 @@ class SharedSetup:
 
     @property
     def _randomness(self) -> Any:
-        assert self._hooks.randomness is not None
-        return self._hooks.randomness
+        assert self._patches.randomness is not None
+        return self._patches.randomness
 
     @property
     def _clock(self) -> clocks.Clock:
-        assert self._hooks.clock is not None
-        return self._hooks.clock
+        assert self._patches.clock is not None
+        return self._patches.clock
 
     def on_log(self, *, fresh: bool) -> None:
-        """End the set-up before the statement that logs: each run has its own records."""
+        """End the set-up before a statement that logs, because each run has its own records.
+
+        Segments of one run may share a statement that logs what the run has recorded (not `fresh`).
+        """
         if self.across_runs or fresh:
             self.refuse("it logs values")
 
     def on_loop(self, site: str, index: int) -> None:
-        """Act before iteration `index` of an outermost loop."""
+        """End the set-up before the main loop is entered; segments of one run are forked here."""
         if site not in self.start.loops:
             return
         if self.across_runs:
             self.refuse("it enters the main loop")
         elif index == 0:
-            self._park()
+            self._fork_segments()
 
     def on_process(self, event: str) -> None:
-        """Note that the program starts a process."""
+        """Remember that the program starts a process, as the audit event `event` shows."""
         if not self._own_fork:
-            self._started = self._started or f"it starts a process ({event})"
+            self._unshareable_act = self._unshareable_act or f"it starts a process ({event})"
 
     def on_environment(self) -> None:
-        """Note that the program reads all environment variables, with those of Rearview among them."""
-        self._started = self._started or "it copies the environment"
+        """Remember that the program reads all environment variables, which include Rearview's own."""
+        self._unshareable_act = self._unshareable_act or "it copies the environment"
 
     def run(self, call: Callable[..., Any], *args: Any) -> None:
-        """Run the program that `call(*args)` runs, up to where segments part; returns in segments only."""
+        """Run the program with `call(*args)` until segments begin to differ; return only in forked segments.
+
+        In a segment, this returns when the program has ended.
+        """
         if not self.across_runs:
             run_at_bottom(call, *args)
             if self._session.shared_setup is not None:
@@ -177,29 +185,32 @@ class SharedSetup:
             return
         namespace = args[-1]
         script = SetupScript.read(self._session, namespace["__file__"])
-        setup, done = self, 0
+        setup, executed = self, 0
         while True:
-            done = setup._advance(script, done, namespace)
+            executed = setup._execute_shared(script, executed, namespace)
             request, channel = setup._serve()
-            script = setup._continue(request, script, done)
-            code = script.rest(self._session, done)
+            script = setup._become_segment(request, script, executed)
+            code = script.code_after(self._session, executed)
             if request.setup is None:
                 run_at_bottom(exec, code, namespace)
                 return
-            shared = SharedStart(self._hooks, setup._spared + setup._seconds)
+            shared = SharedStart(self._patches, setup._spared + setup._seconds)
             setup = SharedSetup(request.setup, channel, shared, self._session, setup)
             if not setup.across_runs:
                 setup.run(exec, code, namespace)
                 return
 
-    def _advance(self, script: SetupScript, done: int, namespace: dict[str, Any]) -> int:
-        """Execute the shared statements; return how many are done when one cannot be shared."""
+    def _execute_shared(self, script: SetupScript, executed: int, namespace: dict[str, Any]) -> int:
+        """Execute the statements to share, after the first `executed`; return how many are executed.
+
+        These are all of them, or those before a statement that cannot be shared.
+        """
         assert self.start.statements is not None
         statements = script.statements(self._session, self.start.statements)
-        for statement in statements[done:]:
+        for statement in statements[executed:]:
             self._line = statement.first_line
             if not statement.safe and self._fork_standby():
-                return done
+                return executed
             try:
                 run_at_bottom(exec, statement.code, namespace)
             except BaseException as exc:
@@ -209,12 +220,15 @@ class SharedSetup:
                 reason = self._obstacle(seeds=seeds)
                 if reason:
                     self.refuse(reason)
-            done += 1
+            executed += 1
         self._release_standby()
-        return done
+        return executed
 
     def _fork_standby(self) -> bool:
-        """Fork a standby that waits here; return True in the standby, if it has to take over."""
+        """Fork a standby that waits in this call; return False in this process, True in a standby that continues.
+
+        The standby continues when this process has ended; when it is not needed any more, it ends here.
+        """
         reading, writing = os.pipe()
         pid = self._fork()
         if pid:
@@ -231,7 +245,7 @@ class SharedSetup:
         if message == _RELEASED:
             _exit(0)
         self._reason = message.decode("utf-8", "replace") or "the process ended"
-        self._started = ""
+        self._unshareable_act = ""
         return True
 
     def _release_standby(self) -> None:
@@ -243,7 +257,7 @@ class SharedSetup:
             os.waitpid(pid, 0)
 
     def refuse(self, reason: str) -> NoReturn:
-        """End the set-up before the present statement; the standby takes over."""
+        """End the set-up before the current statement: end this process and let the standby, if any, continue."""
         if self._standby is None:
             self.quit(reason)
         text = f"{reason} (line {self._line})"
@@ -251,7 +265,7 @@ class SharedSetup:
         self._leave()
 
     def quit(self, reason: str) -> NoReturn:
-        """End the set-up for good: its segments start without it."""
+        """End the set-up without forking segments: these start on their own."""
         with contextlib.suppress(OSError):
             ready = ForkServerReady(perf_counter() - self._began, reason, usable=False)
             os.write(self._channel, msgspec.json.encode(ready))
@@ -262,13 +276,16 @@ class SharedSetup:
         _exit(0)
 
     def _fork(self) -> int:
-        """Fork; the child can continue the program as this process can."""
-        with self._continued():
+        """Fork a child that can continue the program as this process can; return its process id, 0 in the child."""
+        with self._children_continue():
             return _fork()
 
     @contextlib.contextmanager
-    def _continued(self) -> Iterator[None]:
-        """Undo, in a forked child, what Python and Rearview do there for a child that is on its own."""
+    def _children_continue(self) -> Iterator[None]:
+        """In children forked inside the `with` block, undo what Python and Rearview do after a fork.
+
+        Such a child continues the program: it watches loops, and has the random state of the parent.
+        """
         session, pid = self._session, os.getpid()
         stack, state = session.stack, read_global()
         self._own_fork = True
@@ -283,7 +300,10 @@ class SharedSetup:
                 write_global(state)
 
     def _obstacle(self, *, seeds: bool = False) -> str:
-        """Return why the process must not be forked here, or why its state depends on the run."""
+        """Return why the process must not be forked here, or why its state depends on the run; else an empty text.
+
+        `seeds` is True after a statement that only gives seeds.
+        """
         for library, why in _UNFIT_LIBRARIES.items():
             if library in sys.modules:
                 return why.format(library)
@@ -292,101 +312,104 @@ class SharedSetup:
             return "torch holds a CUDA device"
         _end_openmp_threads()
         return (
-            self._started
-            or self._files_left()
-            or (self._depends_on_run(seeds=seeds) if self.across_runs else "")
-            or _left_behind()
+            self._unshareable_act
+            or self._file_obstacle()
+            or (self._run_dependence(seeds=seeds) if self.across_runs else "")
+            or _lost_by_fork()
         )
 
-    def _files_left(self) -> str:
-        """Return which change of files by the set-up the segments cannot inherit; empty if there is none."""
-        left = open_files() - self._open
-        left = {
+    def _file_obstacle(self) -> str:
+        """Return why segments cannot inherit the changes of files by the set-up; empty if they can."""
+        new_descriptors = open_files() - self._open
+        new_descriptors = {
             file
-            for file in left
+            for file in new_descriptors
             if self._standby is None or not file.startswith(f"{self._standby[1]}:")
         }
-        if left:
-            return f"it leaves open {_shown(min(left), self._session)}"
-        view = self._hooks.view
+        if new_descriptors:
+            return f"it leaves open {_path_in_program(min(new_descriptors), self._session)}"
+        view = self._patches.view
         if (view.hidden_paths, view.replay_temporaries) != self._view[:2] or Path(
             view.outside_copies
         ).exists():
             return "it changes files outside the project"
-        return self._note_written() if view.changes != self._view[2] else ""
+        return self._written_file_obstacle() if view.changes != self._view[2] else ""
 
-    def _note_written(self) -> str:
-        """Note the files that the set-up has written; return why segments cannot have them."""
-        now = _files_below(self._tree)
-        for path, about in self._files.items():
-            if now.get(path) != about:
+    def _written_file_obstacle(self) -> str:
+        """Remember the files that the set-up has written; return why segments cannot have them, or an empty text."""
+        current_files = _files_below(self._tree)
+        for path, facts in self._files.items():
+            if current_files.get(path) != facts:
                 return f"it changes {path}"
-        carried = []
-        for path in sorted(now.keys() - self._files.keys()):
-            kind, size, moment = now[path]
+        new_files = []
+        for path in sorted(current_files.keys() - self._files.keys()):
+            kind, size, moment = current_files[path]
             if kind == "link":
                 return f"it makes the link {path}"
-            carried.append(_Carried(path, kind == "folder", int(size), moment))
-        if sum(each.size for each in carried) > MOST_CARRIED:
+            new_files.append(_NewFile(path, kind == "folder", int(size), moment))
+        if sum(each.size for each in new_files) > MOST_SHARED_BYTES:
             return "it writes large files"
-        for each in carried:
+        for each in new_files:
             each.data = b"" if each.folder else _content(f"{self._tree}/{each.path}")
-        self._carried = carried
+        self._new_files = new_files
         return ""
 
-    def _depends_on_run(self, *, seeds: bool) -> str:
-        """Return why the state after the set-up depends on the run that it was replayed for."""
-        readers = {name for name in self._readers if name not in READING_CLOCK}
+    def _run_dependence(self, *, seeds: bool) -> str:
+        """Return why the state after the set-up depends on the run that is replayed; empty if it does not."""
+        readers = {name for name in self._clock_readers if name not in READING_CLOCK}
         if readers:
             return "it reads the clock"
         if self._randomness.stream.drawn != self._drawn:
             return "it draws random numbers"
         if set(self._randomness.loaded) - self._loaded - DRAWING:
             return "it draws random names"
-        moved = self._moved_generators()
+        moved_generators = self._moved_generators()
         if seeds:
-            self._seeded |= moved
-        if moved - self._seeded:
+            self._seeded |= moved_generators
+        if moved_generators - self._seeded:
             return "it draws random numbers"
         return ""
 
     def _moved_generators(self) -> set[str]:
-        """Return the global random generators that are not where the key of the run has put them."""
-        now, initial = read_global(), self._randomness.initial()
+        """Return the names of the global random generators that are no longer in the state given by the run's key."""
+        states, initial = read_global(), self._randomness.initial()
         return {
             name
             for name in initial
-            if name in now and _encoded(now[name]) != _encoded(initial[name])
+            if name in states and _encoded(states[name]) != _encoded(initial[name])
         }
 
-    def _park(self) -> None:
-        """Stay at the entry of the main loop, and fork segments from here; returns in each of them."""
+    def _fork_segments(self) -> None:
+        """Wait at the entry of the main loop and fork segments from here; return only in the forked segments."""
         reason = self._obstacle()
         if reason:
             self.quit(reason)
         request, _ = self._serve()
-        self._continue(request, None, -1)
+        self._become_segment(request, None, -1)
 
     def _serve(self) -> tuple[SpawnRequest, int]:
-        """Fork a process for each request; returns in these."""
+        """Fork a process for each request; return only in the forked processes."""
         self._session.shared_setup = None
-        self._session.closed = True  # the end of this process is not that of a replay
+        self._session.closed = True  # no replay ends when this process ends
         self._clock.listeners.clear()
-        _watching.clear()
-        self._used_paths = self._hooks.view.used_paths or set()
-        self._hooks.view.used_paths = None
+        _running_setup.clear()
+        self._used_paths = self._patches.view.used_paths or set()
+        self._patches.view.used_paths = None
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()
         self._seconds = perf_counter() - self._began
         ready = ForkServerReady(self._seconds, self._reason)
-        with self._continued():
+        with self._children_continue():
             return serve(self._channel, ready, before_fork=_end_openmp_threads)
 
-    def _continue(
-        self, request: SpawnRequest, script: SetupScript | None, done: int
+    def _become_segment(
+        self, request: SpawnRequest, script: SetupScript | None, executed: int
     ) -> SetupScript | Any:
-        """Become the replay of the segment that a request names; return its script."""
+        """Turn this process into the replay of the segment in `request`; return the segment's script.
+
+        `script` is the script of the set-up, of which `executed` statements are executed; None at the main loop.
+        """
         session = self._session
         control = msgspec.json.decode(request.environment[VARIABLE], type=Control)
         with _open("/proc/self/fd/1", "rb") as printed:
@@ -398,30 +421,30 @@ class SharedSetup:
         os.close(log)
         if request.cores:
             os.sched_setaffinity(0, request.cores)
-        fresh, inputs = start_replay.replayer(control)
+        fresh, inputs = start_replay.make_session(control)
         if script is not None:
             reason = self._difference(fresh, script)
             if reason:
-                self._give_back(reason)
+                self._leave_segment(reason)
         self._take_files(fresh)
         self._take_session(fresh, inputs, request)
         if script is None:
             return None
-        key = script.sharing_key(session, done)
-        script.forget_rest(session, done)
-        own = SetupScript.read(session, script.path)
-        if own.sharing_key(session, done) != key:
-            self._give_back("its statements differ")
-        return own
+        key = script.sharing_key(session, executed)
+        script.forget_loops_after(session, executed)
+        own_script = SetupScript.read(session, script.path)
+        if own_script.sharing_key(session, executed) != key:
+            self._leave_segment("its statements differ")
+        return own_script
 
-    def _give_back(self, reason: str) -> NoReturn:
-        """End this process: its segment cannot continue from here. Another set-up process may suit it."""
+    def _leave_segment(self, reason: str) -> NoReturn:
+        """End this process, because its segment cannot continue from here; another set-up process may suit it."""
         os.write(2, f"not shared: {reason}\n".encode())
         self._session.closed = True
         _exit(UNLIKE)
 
     def _difference(self, fresh: Replayer, script: SetupScript) -> str:
-        """Return how the tree of another segment differs in files that the set-up used; empty if it does not."""
+        """Return how the tree of segment `fresh` differs in files that the set-up used; empty if it does not."""
         session = self._session
         for attribute in ("root", "settings", "arg_values"):
             if getattr(fresh, attribute) != getattr(session, attribute):
@@ -442,30 +465,32 @@ class SharedSetup:
         if root in self._used_paths:
             used.add("")
         own_tree = os.path.realpath(fresh.segment.tree)
-        own = _files_below(own_tree)
+        own_files = _files_below(own_tree)
         read = {
             os.path.relpath(path, root)
             for inputs in (session.inputs, fresh.inputs)
             for path in inputs
         }
-        for path in sorted(self._files.keys() | own.keys()):
-            here, there = self._files.get(path), own.get(path)
-            if here is None or there is None:
+        for path in sorted(self._files.keys() | own_files.keys()):
+            setup_file, own_file = self._files.get(path), own_files.get(path)
+            if setup_file is None or own_file is None:
                 parent = os.path.dirname(path)  # noqa: PTH120
                 if path in used or parent in used or path in read or path.endswith(".py"):
                     return f"{path} is there for one run only"
-            elif here[0] != there[0] or (here[0] == "link" and here[1] != there[1]):
+            elif setup_file[0] != own_file[0] or (
+                setup_file[0] == "link" and setup_file[1] != own_file[1]
+            ):
                 return f"{path} differs"
-            elif here[0] == "file" and path != script.relative:
-                needed = not path.endswith(".py") or path in loaded or path in used
-                if needed and self._texts[path] != _content(f"{own_tree}/{path}"):
+            elif setup_file[0] == "file" and path != script.relative:
+                matters = not path.endswith(".py") or path in loaded or path in used
+                if matters and self._texts[path] != _content(f"{own_tree}/{path}"):
                     return f"{path} differs"
         return ""
 
     def _take_files(self, fresh: Replayer) -> None:
-        """Copy the files that the set-up has written to the segment's own tree, and go to its working folder."""
+        """Copy the files that the set-up has written into the segment's own tree, and change folders to this tree."""
         own_tree = os.path.realpath(fresh.segment.tree)
-        for each in self._carried:
+        for each in self._new_files:
             target = f"{own_tree}/{each.path}"
             if each.folder:
                 with contextlib.suppress(FileExistsError):
@@ -474,21 +499,21 @@ class SharedSetup:
                 with _open(target, "wb") as new:
                     new.write(each.data)
                 _utime(target, ns=(each.moment, each.moment))
-        here = _getcwd()
-        if here == self._tree or here.startswith(self._tree + os.sep):
-            _chdir(own_tree + here[len(self._tree) :])
-        moved = _moved_to(self._tree, own_tree)
-        sys.path[:] = map(moved, sys.path)
+        folder = _getcwd()
+        if folder == self._tree or folder.startswith(self._tree + os.sep):
+            _chdir(own_tree + folder[len(self._tree) :])
+        to_own_tree = _path_mover(self._tree, own_tree)
+        sys.path[:] = map(to_own_tree, sys.path)
         for module in list(sys.modules.values()):
             folders = getattr(module, "__path__", None)
             if isinstance(folders, list):
-                folders[:] = map(moved, folders)
+                folders[:] = map(to_own_tree, folders)
 
     def _take_session(self, fresh: Replayer, inputs: RunInputs, request: SpawnRequest) -> None:
-        """Give the session the segment of `fresh`, with its records and report."""
-        session, hooks = self._session, self._hooks
+        """Give this process's session the segment of `fresh`, with the records and the report."""
+        session, patches = self._session, self._patches
         assert fresh.view is not None
-        hooks.view.take_over(fresh.view)
+        patches.view.take_over(fresh.view)
         if self.across_runs:
             self._follow(inputs)
             own_names = {each.name for each in fields(Replayer)}
@@ -502,7 +527,7 @@ class SharedSetup:
             for name in ("autolog", "ids", "probes"):
                 setattr(session.compiler, name, getattr(fresh.compiler, name))
         else:
-            for name in ("segment", "records", "events"):
+            for name in ("segment", "records", "event_files"):
                 setattr(session, name, getattr(fresh, name))
             session.checkpoint_index.known_memory = KnownMemory()
             session.closed = False
@@ -510,17 +535,17 @@ class SharedSetup:
         session.report.spared = max(0.0, self._spared + self._seconds - request.waited)
         parent = start_replay.parent_of(session)
         os.environ[start_replay.VARIABLE] = msgspec.json.encode(parent).decode()
-        point_trackers(Path(session.segment.tree).parent)
+        set_tracker_variables(Path(session.segment.tree).parent)
 
     def _follow(self, inputs: RunInputs) -> None:
-        """Let random numbers and the clock follow another run."""
+        """Let random numbers and clock readings be those of the run with these inputs."""
         self._randomness.follow(inputs.key, seeded=self._seeded)
         self._clock.follow(inputs.folder / clocks.FILE, inputs.clock_rule)
 
 
 @dataclass(slots=True)
-class _Carried:
-    """A file or folder that the set-up has made in its tree."""
+class _NewFile:
+    """A file or folder that the set-up has created in its tree."""
 
     path: str
     folder: bool
@@ -529,23 +554,23 @@ class _Carried:
     data: bytes = b""
 
 
-_watching: list[SharedSetup] = []
+_running_setup: list[SharedSetup] = []
 
 
 def _on_process(event: str, _args: tuple[Any, ...]) -> None:
-    if _watching:
-        _watching[0].on_process(event)
+    if _running_setup:
+        _running_setup[0].on_process(event)
 
 
-def watch() -> None:
-    """Notice the processes that the program starts, and copies of its environment."""
+def watch_program() -> None:
+    """From now on, report to the set-up the processes that the program starts, and copies of the environment."""
     listen(_on_process, *_PROCESSES)
     environ: Any = type(os.environ)
     real = environ.__iter__
 
     def iterate(mapping: Any) -> Any:
-        if _watching and not _called_by_rearview(sys._getframe(1)):
-            _watching[0].on_environment()
+        if _running_setup and not _called_by_rearview(sys._getframe(1)):
+            _running_setup[0].on_environment()
         return real(mapping)
 
     environ.__iter__ = iterate
@@ -560,8 +585,8 @@ def _called_by_rearview(frame: Any) -> bool:
     return True
 
 
-def _left_behind() -> str:
-    """Return which thread or memory of this process a fork would lose or share; empty if there is none."""
+def _lost_by_fork() -> str:
+    """Return which thread a fork would lose or which memory it would share; empty if there is none."""
     threads = threads_left()
     if threads:
         return f"a thread was left behind: {min(threads)}"
@@ -574,7 +599,7 @@ def _left_behind() -> str:
 
 
 def _end_openmp_threads() -> None:
-    """End the threads of the OpenMP libraries in this process; they start again when they are needed."""
+    """End the threads of OpenMP libraries in this process; the libraries start new ones when needed."""
     if not threads_left():
         return
     with _open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
@@ -586,19 +611,19 @@ def _end_openmp_threads() -> None:
 
 
 def _files_below(folder: str, prefix: str = "") -> dict[str, tuple[str, str | int, int]]:
-    """Return the files, folders and links below a folder, by their path in it: kind, target or size, time."""
+    """Return (kind, target or size, time) of the files, folders and links below a folder, by path in this folder."""
     files: dict[str, tuple[str, str | int, int]] = {}
     with _scandir(folder) as entries:
         for entry in entries:
             path = f"{prefix}{entry.name}"
-            about = entry.stat(follow_symlinks=False)
-            if stat.S_ISLNK(about.st_mode):
+            file_stat = entry.stat(follow_symlinks=False)
+            if stat.S_ISLNK(file_stat.st_mode):
                 files[path] = ("link", _readlink(entry.path), 0)
-            elif stat.S_ISDIR(about.st_mode):
+            elif stat.S_ISDIR(file_stat.st_mode):
                 files[path] = ("folder", 0, 0)
                 files |= _files_below(entry.path, path + os.sep)
             else:
-                files[path] = ("file", about.st_size, about.st_mtime_ns)
+                files[path] = ("file", file_stat.st_size, file_stat.st_mtime_ns)
     return files
 
 
@@ -607,18 +632,18 @@ def _content(path: str) -> bytes:
         return file.read()
 
 
-def _moved_to(old: str, new: str) -> Callable[[str], str]:
-    def moved(path: str) -> str:
+def _path_mover(old: str, new: str) -> Callable[[str], str]:
+    def move(path: str) -> str:
         inside = path == old or path.startswith(old + os.sep)
         return new + path[len(old) :] if inside else path
 
-    return moved
+    return move
 
 
 def _encoded(value: Any) -> bytes:
     return pickle.dumps(value)
 
 
-def _shown(file: str, session: Session) -> str:
+def _path_in_program(file: str, session: Session) -> str:
     path = file.partition(": ")[2]
     return session.view.program_path(path) if session.view is not None else path

@@ -1,7 +1,7 @@
 """The top-level statements of a script, for a set-up that several segments share.
 
-`SetupScript` compiles them one by one. A statement is *safe* if its text alone shows that it does nothing that a fork
-could not inherit. A statement that only gives seeds makes random generators independent of the run.
+`SetupScript` compiles the statements one by one. A statement is *safe* if its text alone shows that a forked process
+inherits all its effects. A statement that only gives seeds makes random generators independent of the run.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _SEEDS = frozenset(
 )
 """Functions that give a seed to a random generator."""
 _HARMLESS = frozenset({"torch.use_deterministic_algorithms", "torch.cuda.is_available"})
-"""Functions that draw no random number, often called next to those that give seeds."""
+"""Functions that draw no random number and are often called together with functions that give seeds."""
 _SEEDED = {"random": "random", "np": "numpy", "numpy": "numpy", "torch": "torch"}
-"""By the name under which a script uses it: the library whose generator gets a seed."""
+"""By name in a script: the library that the name must mean."""
 _PLAIN = (ast.Constant, ast.Name, ast.Attribute, ast.Load)
 _BEYOND_SEEDS = (
     *(ast.Import, ast.ImportFrom, ast.For, ast.While, ast.With, ast.Global, ast.Lambda),
@@ -46,28 +46,29 @@ class SetupStatement:
 
     code: CodeType
     safe: bool
-    """Whether it does nothing that a fork could not inherit, by its text alone."""
+    """Whether the text of the statement shows that a forked process inherits all its effects."""
     seeds: bool
-    """Whether it only gives seeds to random generators."""
+    """Whether the statement only gives seeds to random generators."""
     first_line: int
 
 
 @dataclass
 class SetupScript:
-    """The program's script, statement by statement."""
+    """The program's script, divided into its top-level statements."""
 
     path: str
     relative: str
+    """Path relative to the project."""
     source: ast.Module
-    """As it was written."""
+    """The syntax tree of the script as it was written."""
     tree: ast.Module
-    """With its loops instrumented."""
+    """The syntax tree with instrumented loops."""
     flags: int
-    """Compiler flags of its `from __future__` imports."""
+    """Compiler flags of the script's `from __future__` imports."""
 
     @classmethod
     def read(cls, session: Replayer, path: str) -> SetupScript:
-        """Return the script at `path` as the segment of `session` runs it."""
+        """Return the script at `path`, with the text that the segment of `session` runs."""
         data = Path(session.real(path, PathUse.RUN)).read_bytes()
         source = ast.parse(data)
         tree = session.compiler.instrumented(data, path)
@@ -80,54 +81,54 @@ class SetupScript:
         return cls(path, relative, source, tree, flags)
 
     def statements(self, session: Replayer, count: int) -> list[SetupStatement]:
-        """Return the instrumented statements that the first `count` statements of the source became."""
+        """Return the instrumented statements made from the first `count` statements of the source."""
         functions = {
             node.name: node for node in self.source.body if isinstance(node, ast.FunctionDef)
         }
-        before = _line(self.source.body[count]) if count < len(self.source.body) else sys.maxsize
+        next_line = _line(self.source.body[count]) if count < len(self.source.body) else sys.maxsize
         by_line = {_line(node): node for node in self.source.body}
         statements = []
         for node in self.tree.body:
-            if _line(node) >= before:
+            if _line(node) >= next_line:
                 break
-            written = by_line.get(_line(node), node)
+            source_statement = by_line.get(_line(node), node)
             statements.append(
                 SetupStatement(
                     self._code(session, [node]),
-                    safe=is_safe(written),
-                    seeds=only_gives_seeds(written, functions),
+                    safe=is_safe(source_statement),
+                    seeds=only_gives_seeds(source_statement, functions),
                     first_line=_line(node),
                 )
             )
         return statements
 
-    def rest(self, session: Replayer, done: int) -> CodeType:
-        """Return the code of everything after the first `done` statements."""
-        return self._code(session, self.tree.body[done:])
+    def code_after(self, session: Replayer, count: int) -> CodeType:
+        """Return the code of all statements after the first `count` ones."""
+        return self._code(session, self.tree.body[count:])
 
     def _code(self, session: Replayer, body: list[ast.stmt]) -> CodeType:
         code: CodeType = session.compiler.code(ast.Module(body, []), self.path, self.flags)
         return code
 
-    def sharing_key(self, session: Replayer, done: int) -> tuple[Any, ...]:
-        """Return a value that is equal in two versions that can share the first `done` statements."""
-        last = max((node.end_lineno or 0 for node in self.tree.body[:done]), default=0)
+    def sharing_key(self, session: Replayer, count: int) -> tuple[Any, ...]:
+        """Return a value that is equal for two versions if these can share the first `count` statements."""
+        last_line = max((node.end_lineno or 0 for node in self.tree.body[:count]), default=0)
         loops = [
             history.site.id
             for history in session.histories.values()
-            if history.site.path == self.relative and history.site.line <= last
+            if history.site.path == self.relative and history.site.line <= last_line
         ]
         probes = session.segment.probes.get(self.relative, [])
-        drawn = [drawn for line, _, drawn in sorted(probes) if line <= last]
-        body = [node for node in self.source.body if (node.end_lineno or 0) <= last]
+        drawn = [drawn for line, _, drawn in sorted(probes) if line <= last_line]
+        body = [node for node in self.source.body if (node.end_lineno or 0) <= last_line]
         code = code_hash(ast.unparse(ast.Module(body, [])))
-        return (done, code, sorted(loops), drawn, session.compiler.autolog)
+        return (count, code, sorted(loops), drawn, session.compiler.autolog)
 
-    def forget_rest(self, session: Session, done: int) -> None:
-        """Drop the loops of this version that come after its first `done` statements."""
-        last = max((node.end_lineno or 0 for node in self.tree.body[:done]), default=0)
+    def forget_loops_after(self, session: Session, count: int) -> None:
+        """Forget the loops of this version that come after its first `count` statements."""
+        last_line = max((node.end_lineno or 0 for node in self.tree.body[:count]), default=0)
         for name, history in list(session.histories.items()):
-            if history.site.path == self.relative and history.site.line > last:
+            if history.site.path == self.relative and history.site.line > last_line:
                 del session.histories[name]
 
 
@@ -137,7 +138,7 @@ def _line(node: ast.stmt) -> int:
 
 
 def is_safe(node: ast.stmt) -> bool:
-    """Return True if a statement only binds names to functions, constants or modules that are loaded."""
+    """Return True if a statement only binds names to functions, constants or modules that are already loaded."""
     if isinstance(node, ast.Import):
         return all(alias.name in sys.modules for alias in node.names)
     if isinstance(node, ast.ImportFrom):
@@ -153,19 +154,23 @@ def is_safe(node: ast.stmt) -> bool:
 
 
 def only_gives_seeds(node: ast.stmt, functions: Mapping[str, ast.FunctionDef]) -> bool:
-    """Return True if a statement does nothing but give seeds, which draw no random number themselves.
+    """Return True if a statement only gives seeds to random generators, and draws no random number.
 
-    It may do so through a function of the script that does nothing else.
+    It may also call a function of the script that only gives seeds.
     """
     if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Call):
         return False
     function = node.value.func
-    own = functions.get(function.id) if isinstance(function, ast.Name) else None
-    if own is None:
+    own_function = functions.get(function.id) if isinstance(function, ast.Name) else None
+    if own_function is None:
         return _calls_only_seeds([node])
     arguments = [*node.value.args, *(keyword.value for keyword in node.value.keywords)]
     plain = all(isinstance(part, _PLAIN) for argument in arguments for part in ast.walk(argument))
-    return plain and not own.decorator_list and _calls_only_seeds([own.args, *own.body])
+    return (
+        plain
+        and not own_function.decorator_list
+        and _calls_only_seeds([own_function.args, *own_function.body])
+    )
 
 
 def _calls_only_seeds(body: Sequence[ast.AST]) -> bool:
@@ -176,11 +181,11 @@ def _calls_only_seeds(body: Sequence[ast.AST]) -> bool:
                 if name not in _SEEDS | _HARMLESS:
                     return False
                 if name in _SEEDS and not (part.args or part.keywords):
-                    return False  # without a number it draws one
+                    return False  # a call without a seed draws a random one
             elif isinstance(part, _BEYOND_SEEDS):
                 return False
             elif isinstance(part, (ast.Name, ast.arg)):
-                # a name of a library that the script binds to another object
+                # the script may bind the name of a library to another object
                 bound = isinstance(part, ast.arg) or not isinstance(part.ctx, ast.Load)
                 name = part.arg if isinstance(part, ast.arg) else part.id
                 if bound and name in _SEEDED:
@@ -189,7 +194,7 @@ def _calls_only_seeds(body: Sequence[ast.AST]) -> bool:
 
 
 def names_mean_libraries(namespace: Mapping[str, Any]) -> bool:
-    """Return True if the names by which seeds are given mean the libraries that have these names."""
+    """Return True if the names in `_SEEDED` mean their libraries in `namespace`, where they are bound."""
     return all(
         name not in namespace or namespace[name] is sys.modules.get(library)
         for name, library in _SEEDED.items()

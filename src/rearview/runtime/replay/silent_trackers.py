@@ -1,9 +1,9 @@
 """Experiment trackers in a replay: silent, with event files for the values that probes log.
 
 During a replay nothing reaches TensorBoard, W&B or MLflow: the program's own values were sent when it was
-recorded, and the values that a probe logs there become records (`logged_values`). `EventFiles` also writes
-those that a probe gives to a TensorBoard writer, with a second writer of the same library, to the store's
-folder `tensorboard/<run>/<replay>`. The folder gets that name when the replay ends without a difference.
+recorded, and the values that a probe logs with a tracker become records (`logged_values`). If a probe logs with a
+TensorBoard writer, `EventFiles` also writes these values, with a second writer of the same library, to the store's
+folder `tensorboard/<run>/<replay>`. The folder gets this name when the replay ends without a difference.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ METHODS = frozenset(
         *("add_images", "add_figure", "add_text", "add_audio", "add_video", "add_pr_curve"),
     }
 )
-"""Methods of a writer whose calls are written again."""
+"""Methods of a TensorBoard writer; probes that call them also write to `EventFiles`."""
 REAL = "_rearview_file_writer"
-"""Attribute of a writer's module that holds the real file writer class while it is silenced."""
+"""Attribute of a writer's module that holds the real file writer class while `SilentWriter` replaces this class."""
 
 
 def logged_values(method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values by name that a call of a tracker's method logs.
+    """Return the values that a call of a tracker's method logs, by name.
 
     >>> logged_values("add_scalar", ("loss", 0.5, 3), {}), logged_values("log", ({"a": 1},), {"step": 2})
     ({'loss': 0.5}, {'a': 1})
@@ -46,20 +46,20 @@ def logged_values(method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     >>> logged_values("log_figure", ("not a name and a value",), {})
     {}
     """
-    first = args[0] if args else next((kwargs[k] for k in _NAMES if k in kwargs), None)
+    first_argument = args[0] if args else next((kwargs[k] for k in _NAMES if k in kwargs), None)
     if method == "track":
         return {str(kwargs["name"]): args[0] if args else kwargs.get("value")}
     if method == "report_scalar" and len(args) >= 3:
         return {f"{args[0]}/{args[1]}": args[2]}
     if method == "add_scalars" and len(args) > 1:
-        return {f"{first}/{key}": value for key, value in args[1].items()}
-    if method in DICT_METHODS or isinstance(first, Mapping):
-        return {str(key): value for key, value in dict(first or {}).items()}
-    rest = [v for k, v in kwargs.items() if k not in {*_NAMES, *OPTIONS}]
+        return {f"{first_argument}/{key}": value for key, value in args[1].items()}
+    if method in DICT_METHODS or isinstance(first_argument, Mapping):
+        return {str(key): value for key, value in dict(first_argument or {}).items()}
+    other_values = [v for k, v in kwargs.items() if k not in {*_NAMES, *OPTIONS}]
     if method in _REVERSED and len(args) > 1:
         return {str(args[1]): args[0]}
-    values = [*args[1:2], *rest]
-    return {str(first): values[0]} if first is not None and values else {}
+    values = [*args[1:2], *other_values]
+    return {str(first_argument): values[0]} if first_argument is not None and values else {}
 
 
 _NAMES = ("tag", "key", "name", "main_tag", "metrics", "params", "dictionary", "data")
@@ -67,26 +67,26 @@ _REVERSED = {"log_text", "log_image", "log_figure"}
 """Methods of MLflow that take the value first and its name second."""
 
 
-def plain(value: Any) -> Any:
-    """Return a tensor or array of one element as the number it holds; other values as they are."""
+def scalar_of(value: Any) -> Any:
+    """Return the number in a tensor or array without dimensions; return any other value unchanged."""
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         return value.item()
     return value
 
 
-def silence(folder: Path) -> None:
-    """Silence trackers in a replay: they write nothing and contact no server.
+def silence_trackers(folder: Path) -> None:
+    """Silence trackers in a replay: these write nothing and contact no server.
 
-    `folder` receives the files of trackers that cannot work without files.
+    Trackers that cannot work without files write them to `folder`.
     """
-    point_trackers(folder)
+    set_tracker_variables(folder)
     for name in _WRITERS:
         after_import(name, _silence_writer)
     after_import("mlflow", _silence_mlflow)
     after_import("wandb", lambda module: _silence_wandb(module, folder))
 
 
-def point_trackers(folder: Path) -> None:
+def set_tracker_variables(folder: Path) -> None:
     """Set the environment variables that keep trackers in `folder`."""
     os.environ.setdefault("WANDB_SILENT", "true")
     os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
@@ -94,14 +94,14 @@ def point_trackers(folder: Path) -> None:
 
 
 class SilentWriter:
-    """Replaces the file writer of TensorBoard or tensorboardX, and writes nothing."""
+    """Takes the place of the file writer of TensorBoard or tensorboardX, and writes nothing."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         named = (kwargs[name] for name in ("log_dir", "logdir", "file_prefix") if name in kwargs)
         self._log_dir = str(args[0] if args else next(named, ""))
 
     def get_logdir(self) -> str:
-        """Return the folder that would be written to."""
+        """Return the folder to which the real writer would write."""
         return self._log_dir
 
     def __getattr__(self, name: str) -> Any:
@@ -122,13 +122,13 @@ def _silence_writer(module: ModuleType) -> None:
 
 def _silence_mlflow(module: ModuleType) -> None:
     for name in ("set_tracking_uri", "set_registry_uri"):
-        vars(module)[name] = _silenced(vars(module)[name])
+        vars(module)[name] = _doing_nothing(vars(module)[name])
 
 
-def _silenced(real: Callable[..., Any]) -> Callable[..., None]:
+def _doing_nothing(real: Callable[..., Any]) -> Callable[..., None]:
     """Return a function that does nothing and has the name of `real`.
 
-    A program may refer to it (`from mlflow import set_tracking_uri`), and its state must look as recorded.
+    The program's state may refer to `real` (`from mlflow import set_tracking_uri`), and must look as recorded.
     """
 
     @functools.wraps(real)
@@ -139,7 +139,7 @@ def _silenced(real: Callable[..., Any]) -> Callable[..., None]:
 
 
 def _silence_wandb(module: ModuleType, folder: Path) -> None:
-    """Keep a run of W&B offline, in `folder`; a disabled one stays disabled."""
+    """Let a run of W&B stay offline and write to `folder`; a disabled run stays disabled."""
     real = module.init
 
     @functools.wraps(real)
@@ -150,7 +150,7 @@ def _silence_wandb(module: ModuleType, folder: Path) -> None:
         return real(*args, **kwargs)
 
     vars(module)["init"] = init
-    vars(module)["login"] = _silenced(module.login)
+    vars(module)["login"] = _doing_nothing(module.login)
 
 
 class EventFiles:
@@ -163,26 +163,26 @@ class EventFiles:
         self._failed = False
 
     def add(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Write a probe's call of a writer method; a failure ends the files, not the replay."""
+        """Repeat a probe's call of a writer's method with a real writer; after a failure, write no more files."""
         module = next((sys.modules[name] for name in _WRITERS if name in sys.modules), None)
         if method not in METHODS or self._failed or module is None or not hasattr(module, REAL):
             return
         silent = vars(module)["FileWriter"]
         vars(module)["FileWriter"] = vars(module)[REAL]
         try:
-            getattr(self._opened(module), method)(*args, **kwargs)
+            getattr(self._open_writer(module), method)(*args, **kwargs)
         except Exception:
             self._failed = True  # the values are still in the table
         finally:
             vars(module)["FileWriter"] = silent
 
-    def _opened(self, module: ModuleType) -> Any:
+    def _open_writer(self, module: ModuleType) -> Any:
         if self._writer is None:
             self._writer = module.SummaryWriter(str(self._draft))
         return self._writer
 
     def close(self, *, good: bool) -> None:
-        """End the files; those of a replay that was not good are removed."""
+        """Close the files; remove them if the replay was not good."""
         if self._writer is None:
             return
         try:

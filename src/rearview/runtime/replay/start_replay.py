@@ -1,12 +1,12 @@
 """Set up a session that replays a segment.
 
-A replay patches random numbers, the clock and the functions for files. Libraries take hold of such
-functions when they are imported (`from time import time`), so the patches come first, and are
-directed to a run once that is known: at once in a fresh process, after the fork in a process of the
+A replay patches the functions for random numbers, clock and files. Libraries bind names to these
+functions when they are imported (`from time import time`), so the patches are installed first, and are
+directed to a run when this is known: at once in a fresh process, after the fork in a process of the
 fork server. Processes that a replay starts run in its scratch tree and log into the replay.
 
-Probes run under a guard (`guard_probes`): it restores random state, and everything else that a probe might
-change, after the probe has run.
+Probes run under a guard (`guard_probes`): after a probe has run, the guard restores the random state and the position
+in the recorded clock readings.
 
 Modules that only recording needs are not imported here.
 """
@@ -34,7 +34,12 @@ from rearview.runtime import importer
 from rearview.runtime.checkpoint_index import CheckpointIndex
 from rearview.runtime.importer import offer, offer_value
 from rearview.runtime.replay.replayer import Replayer, recorded_values
-from rearview.runtime.replay.silent_trackers import EventFiles, logged_values, plain, silence
+from rearview.runtime.replay.silent_trackers import (
+    EventFiles,
+    logged_values,
+    scalar_of,
+    silence_trackers,
+)
 from rearview.runtime.sandbox import clock as clocks
 from rearview.runtime.sandbox import entropy, file_patches, program_inputs
 from rearview.runtime.sandbox.entropy import after_import
@@ -63,23 +68,23 @@ _PATHS = ("dir", "orig_dir", "init_main_from_path")
 
 
 class ParentReplay(msgspec.Struct, frozen=True):
-    """The replay that a process belongs to."""
+    """The replay to which a child process belongs."""
 
     root: str
     run: str
     replay: str
     names: tuple[str, ...]
-    """Names to record; the others were recorded before."""
+    """Names to record; all other names were recorded before."""
 
 
 def parent_replay() -> ParentReplay | None:
-    """Return the replay that started this process, if one did."""
+    """Return the replay that started this process, or None if none did."""
     text = os.environ.get(VARIABLE)
     return msgspec.json.decode(text, type=ParentReplay) if text else None
 
 
-def join_children(parent: ParentReplay, view: FileView) -> None:
-    """Let processes started from now on belong to the replay."""
+def make_children_join(parent: ParentReplay, view: FileView) -> None:
+    """Let processes that are started from now on belong to the replay `parent`."""
     os.environ[VARIABLE] = msgspec.json.encode(parent).decode()
     after_import("multiprocessing.spawn", functools.partial(_redirect, view=view))
 
@@ -106,7 +111,7 @@ _NOWHERE = "\0"
 
 @dataclass(frozen=True, slots=True)
 class ReplayPatches:
-    """The patches of a replay: files, random numbers, clock."""
+    """The patches of a replay, for files, random numbers and the clock."""
 
     view: FileView
     randomness: entropy.Randomness | None
@@ -132,7 +137,7 @@ class ReplayPatches:
         """Direct the patches to one run: its files, its random key, its recorded clock readings.
 
         `rule` is the version of the rule by which readings were recorded. Return the positions in
-        the random stream and the clock readings, by root: they are part of the state.
+        the random stream and in the clock readings, by name of the root: both are part of the state.
         """
         positions: dict[str, list[Any]] = {}
         if self.randomness is not None:
@@ -147,56 +152,58 @@ class ReplayPatches:
 
 @dataclass(frozen=True, slots=True)
 class SharedStart:
-    """The state that a segment inherits from the fork server."""
+    """What a segment inherits from the fork server."""
 
-    hooks: ReplayPatches
+    patches: ReplayPatches
     seconds: float
-    """Seconds that it would have taken to start without the fork server."""
+    """Seconds that the fork server has spared this process."""
     setup: SetupStart | None = None
-    """Set if this process runs the set-up for several segments and forks them."""
+    """Which set-up this process runs for several segments; None if it runs a single segment."""
     channel: int = -1
-    """Its socket, if it does."""
+    """Socket on which a set-up process gets its requests; -1 in any other process."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunInputs:
-    """Inputs of the run that a replay repeats."""
+    """Inputs of a run that its replays repeat."""
 
     key: bytes
-    """The key that random numbers follow."""
+    """The key from which the random numbers of the run are derived."""
     folder: Path
+    """The folder of the run."""
     clock_rule: int
+    """Version of the rule by which clock readings were recorded."""
 
 
 def replay(control: Control, shared: SharedStart | None = None) -> Replayer:
     """Return the session that replays the segment of `control`."""
-    session, inputs = replayer(control)
+    session, inputs = make_session(control)
     use_session(session)
-    os.register_at_fork(after_in_child=session.forked)
-    hooks = shared.hooks if shared else ReplayPatches.install(watched=session.compiler.watched)
+    os.register_at_fork(after_in_child=session.on_fork)
+    patches = shared.patches if shared else ReplayPatches.install(watched=session.compiler.watched)
     session.report.spared = shared.seconds if shared else 0.0
     assert session.view is not None
-    session.declared |= hooks.direct_to(
+    session.declared |= patches.direct_to(
         session.view, inputs.key, inputs.folder / clocks.FILE, inputs.clock_rule
     )
-    if hooks.clock is not None:
-        hooks.clock.in_loop = lambda: bool(session.stack)
-    view = session.view = session.compiler.view = hooks.view
+    if patches.clock is not None:
+        patches.clock.in_loop = lambda: bool(session.stack)
+    view = session.view = session.compiler.view = patches.view
     importer.install(session.compiler)
-    join_children(parent_of(session), view)
+    make_children_join(parent_of(session), view)
     program_inputs.patch_as_recorded(inputs.folder)
     guard_probes(session)
-    silence(Path(session.segment.tree).parent)
+    silence_trackers(Path(session.segment.tree).parent)
     return session
 
 
 def parent_of(session: Replayer) -> ParentReplay:
-    """Return the value by which child processes find the replay that they belong to."""
+    """Return the value that tells child processes to which replay they belong."""
     segment = session.segment
     return ParentReplay(str(session.project.root), session.run, segment.replay, segment.names)
 
 
-def replayer(control: Control) -> tuple[Replayer, RunInputs]:
+def make_session(control: Control) -> tuple[Replayer, RunInputs]:
     """Return the session that replays the segment of `control`, before anything is patched."""
     assert control.segment is not None
     segment = msgspec.json.decode(Path(control.segment).read_bytes(), type=SegmentFile)
@@ -206,9 +213,9 @@ def replayer(control: Control) -> tuple[Replayer, RunInputs]:
     run = runs.get(segment.run)
     checkpoints = Checkpoints(project)
     folder = runs.folder(run.id)
-    home = run.recorded_root(os.path.realpath(project.root))
-    created = OverwrittenFiles.of(folder, home + os.sep, lambda: False).created_paths()
-    view = _view(project, segment, home, created)
+    recorded_root = run.recorded_root(os.path.realpath(project.root))
+    created = OverwrittenFiles.of(folder, recorded_root + os.sep, lambda: False).created_paths()
+    view = _view(project, segment, recorded_root, created)
     session = Replayer(
         project,
         run.id,
@@ -223,7 +230,7 @@ def replayer(control: Control) -> tuple[Replayer, RunInputs]:
         inputs=run.end.inputs,
         run_code=run.exit_code,
         run_early=run.end.early,
-        created=created,
+        created_files=created,
         put=checkpoints.objects.put,
     )
     session.checkpoint_index = CheckpointIndex.of(session, checkpoints, run.id)
@@ -241,14 +248,14 @@ def replayer(control: Control) -> tuple[Replayer, RunInputs]:
     )
     if run.facts.cells:
         script = os.path.join(run.cwd, run.facts.target or "")  # noqa: PTH118 - as text
-        session.compiler.cells = os.path.relpath(os.path.realpath(script), home)
+        session.compiler.cells = os.path.relpath(os.path.realpath(script), recorded_root)
     if segment.replay:
-        session.events = EventFiles(project.store, run.id, segment.replay)
+        session.event_files = EventFiles(project.store, run.id, segment.replay)
     return session, RunInputs(bytes.fromhex(run.facts.entropy), folder, run.facts.clock)
 
 
 def _view(project: Project, segment: SegmentFile, root: str, created: Sequence[str]) -> FileView:
-    """Return the view of a program that believes the project to be at `root`, where it was.
+    """Return the view of files for a program that sees its project at `root`, where the run was recorded.
 
     `created` are the files that the run created.
     """
@@ -285,31 +292,33 @@ def guard_probes(session: Replayer) -> None:
     @contextmanager
     def shield(line: int, *generators: Any) -> Iterator[None]:
         del line  # the traceback has it
-        before = read_global()
-        kept = copy.deepcopy({k: v for k, v in session.declared.items() if k.startswith("$")})
-        own = [(generator, _state_of(generator)) for generator in generators]
+        random_state = read_global()
+        positions = copy.deepcopy({k: v for k, v in session.declared.items() if k.startswith("$")})
+        generator_states = [(generator, _state_of(generator)) for generator in generators]
         session.probing += 1
         try:
             yield
         except Exception as exc:
-            trace = exc.__traceback__  # the first entry is this generator; the probe comes next
+            trace = exc.__traceback__  # the first entry is this generator, the second the probe
             session.note_probe_error(exc, trace and trace.tb_next)
             raise
         finally:
             session.probing -= 1
-            write_global(before)
-            for name, value in kept.items():
+            write_global(random_state)
+            for name, value in positions.items():
                 _restore_declared(session.declared[name], value)
-            for generator, state in own:
+            for generator, state in generator_states:
                 _restore_generator(generator, state)
 
     light_guard = _LightGuard(session)
 
     def track(method: str, *args: Any, **kwargs: Any) -> None:
-        values = {name: plain(value) for name, value in logged_values(method, args, kwargs).items()}
+        values = {
+            name: scalar_of(value) for name, value in logged_values(method, args, kwargs).items()
+        }
         session.log(values, session.place(sys._getframe(1)))
-        if session.events is not None and session.writes_at(session.point()):
-            session.events.add(method, args, kwargs)
+        if session.event_files is not None and session.writes_at(session.point()):
+            session.event_files.add(method, args, kwargs)
 
     def guard_lightly(line: int) -> _LightGuard:
         del line
@@ -322,7 +331,7 @@ def guard_probes(session: Replayer) -> None:
 
 
 class _LightGuard:
-    """The guard of a probe that draws no random numbers: only marks that a probe runs."""
+    """The guard of a probe that draws no random numbers: it only counts the probe as running."""
 
     __slots__ = ("session",)
 
@@ -340,15 +349,15 @@ class _LightGuard:
         self.session.probing -= 1
 
 
-def _restore_declared(live: Any, before: Any) -> None:
+def _restore_declared(live: Any, saved: Any) -> None:
     if isinstance(live, list):
-        live[:] = before
+        live[:] = saved
     else:
-        vars(live).update(vars(before))
+        vars(live).update(vars(saved))
 
 
 def _state_of(generator: Any) -> Any:
-    """Return the state of a generator that the program holds: Python's, NumPy's or torch's."""
+    """Return the state of a random generator of Python, NumPy or torch; None if it is of another library."""
     if hasattr(generator, "bit_generator"):
         return copy.deepcopy(generator.bit_generator.state)
     for getter in ("getstate", "get_state"):

@@ -1,1 +1,1 @@
-"""A captured state on its way to disk."""
+"""Save captured states: decide where, copy the changed buffers, and write them in the background."""

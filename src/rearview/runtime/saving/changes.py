@@ -1,15 +1,16 @@
-"""Find the buffers that changed since they were saved, and copy them into staging memory.
+"""Find the buffers that changed since their last save, and copy them into staging memory.
 
-Three sound tests, cheapest first: the page tables say that nothing was written (`dirty_pages`); the
-hash of the live buffer equals the hash of the saved bytes; the copy turns out to be the saved
-object. A buffer whose sampled bytes differ has changed for certain and is copied without a hash.
+Three tests can prove that a buffer is unchanged. From the cheapest to the most expensive: the page tables say
+that no page was written (`dirty_pages`); the live buffer has the hash of the saved bytes; the copy of the buffer
+has the id of the saved object. A buffer whose sampled bytes differ has changed for certain and is copied without
+a hash.
 
-Page tables are used for buffers that did not change so far or are not likely to, and between the
-end of an inner loop and the boundary after it, which mostly hold the same.
+Page tables are used for buffers that did not change so far or are not likely to change, and between the end of
+an inner loop and the boundary after this loop, because the state mostly stays the same between these two.
 
-The life of one buffer at one boundary: `select` finds it *unchanged* (stored before), equal to a
-copy *in flight* (not durable yet), or *changed*. A changed buffer is copied at once, or *late*:
-after training has resumed, if its pages are watched and earlier iterations did not write to it soon.
+At one boundary, `select` finds that a buffer is *unchanged* (stored before), equal to a copy *in flight* (not
+durable yet), or *changed*. A changed buffer is copied at once, or *late*: after training has resumed, if its
+pages are watched and earlier iterations did not write to the buffer soon.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ import xxhash
 
 from rearview.errors import StoreError
 from rearview.model import ObjectRef, Part
-from rearview.runtime.saving import late_copy
 from rearview.runtime.saving.dirty_pages import Pages, PageWatch, address_of
 from rearview.runtime.saving.late_copy import (
-    ENOUGH,
+    LATE_COPY_FROM,
     LATE_SLOWDOWN,
     CopyRange,
     LateCopy,
     OvertakenError,
     WatchedCopy,
     WriteHistory,
-    around,
+    copy_in_parallel,
+    ranges_to_copy_now,
     sample_memory,
 )
 from rearview.runtime.saving.staging import Staged
@@ -45,21 +46,21 @@ from rearview.store.checkpoints.objects import as_bytes
 from rearview.store.create_files import ALIGN
 
 SAMPLES, SAMPLE = 16, 64
-"""Number of samples that are compared of a buffer, and bytes of each."""
+"""Number of samples that are compared in a buffer, and bytes of each sample."""
 TINY = 4096
-"""Smaller buffers are gathered into one: looking at each costs more than its bytes."""
+"""Bytes. Smaller buffers are joined into one: handling each buffer costs more than copying its bytes."""
 SMALL = 1 << 16
-"""Smaller buffers are always copied: no test of the live bytes is cheaper."""
+"""Bytes. Smaller buffers are always copied: no test of the live bytes is cheaper than the copy."""
 MOST_PACKS = 8
-"""Old packs that one checkpoint may refer to; beyond that small parts are written again."""
+"""Old packs that one checkpoint may refer to; a small part in a further pack is written again."""
 LARGE = 1 << 20
 """Buffers of at least this many bytes are copied by several threads."""
-SELDOM = 2
-"""A buffer that changed more often than this in a row is expected to change and is not hashed."""
+HASHED_CHANGES = 2
+"""Number of saves; a buffer that changed in more saves in a row is expected to change again, and is not hashed."""
 
 
 def sample(view: memoryview) -> bytes:
-    """Return some of the bytes: if the samples of two buffers differ, so do the buffers."""
+    """Return some bytes of a buffer: if the samples of two buffers differ, the buffers differ."""
     return b"".join(view[at : at + SAMPLE] for at in sample_offsets(len(view)))
 
 
@@ -69,7 +70,7 @@ def sample_offsets(nbytes: int) -> range:
     return range(0, step * SAMPLES, step)
 
 
-def digest(view: memoryview) -> bytes:
+def fast_hash(view: memoryview) -> bytes:
     """Return a hash of all bytes, at the speed of memory."""
     return xxhash.xxh3_128_digest(view)
 
@@ -92,14 +93,14 @@ def _memcmp() -> Any:
 
 @dataclass(frozen=True, slots=True)
 class CopyHints:
-    """The recorder's expectations of a state after it was copied."""
+    """What the recorder expects to happen to a state after it is copied."""
 
     recapture: bool = False
     """Whether nearly the same state will be captured again before training resumes."""
     likely_unchanged: Collection[str] = ()
     """Keys of buffers that are not likely to change at all."""
     free_core: bool = True
-    """Whether a core is free to copy late, so that training need not wait for the copy."""
+    """Whether a core is free for a late copy, so that training need not wait for the copy."""
 
 
 NO_HINTS = CopyHints()
@@ -107,34 +108,34 @@ NO_HINTS = CopyHints()
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The buffers of one state, sorted by the action that they need."""
+    """The buffers of one state, by key, sorted by what a save has to do with each."""
 
     unchanged: dict[str, ObjectRef]
-    """Stored before: only the reference is saved."""
+    """Buffers that were stored before: only the reference is saved."""
     in_flight: dict[str, Staged]
-    """Equal to a copy of an earlier checkpoint that is not durable yet."""
+    """Buffers that equal a copy of an earlier checkpoint, which is not durable yet."""
     changed: dict[str, memoryview]
-    """To be copied."""
+    """Buffers that must be copied."""
 
 
 @dataclass(slots=True)
 class _SavedBuffer:
-    """One buffer at its last save."""
+    """Facts about one buffer from its last save."""
 
     ref: ObjectRef
     sample: bytes
     hash: bytes | None
-    """Of all bytes; None for a buffer that is expected to change."""
-    changes: int = 0
-    """Saves in a row that found it changed."""
-    same: int = 0
-    """Saves in a row that found it unchanged."""
+    """Hash of all bytes; None for a buffer that is expected to change."""
+    changed_saves: int = 0
+    """Number of saves in a row that found the buffer changed."""
+    unchanged_saves: int = 0
+    """Number of saves in a row that found the buffer unchanged."""
 
 
 class Changes:
-    """The buffers of a run at their last saves.
+    """Remembers each buffer of a run from its last save, to tell unchanged buffers from changed ones.
 
-    `select` and `copy` run on the training thread, `complete`, `parts` and `learn` on the writer
+    `select` and `copy` run on the training thread, `complete`, `parts` and `remember_saved` on the writer
     thread.
     """
 
@@ -142,26 +143,27 @@ class Changes:
         self._saved: dict[str, _SavedBuffer] = {}
         self._pages = Pages()
         self._in_flight: dict[str, Staged] = {}
-        """By buffer, its newest copy that is not durable yet."""
+        """By key of a buffer: its newest copy that is not durable yet."""
         self._watched: dict[str, PageWatch] = {}
-        """Buffers whose pages are watched since their last copy."""
+        """By key of a buffer: the watch over its pages since its last copy."""
         self._long_watched: set[str] = set()
-        """Those that stay watched until they are written; others only until training resumes."""
+        """Keys of buffers that stay watched until they are written; the watches of other buffers end when
+        training resumes."""
         self._late_copies: list[LateCopy] = []
-        """Late copies under way, or whose watches are still registered."""
+        """Late copies that still run, or whose watches are still registered."""
         self._history = WriteHistory()
 
     def select(self, buffers: Mapping[str, Any]) -> Selection:
         """Sort the buffers of a state into unchanged ones, copies in flight and changed ones."""
         selection = Selection({}, {}, {})
         views = {key: as_bytes(buffer) for key, buffer in buffers.items()}
-        watches = self._watch_again(views)
+        watches = self._watch_unchanged(views)
         for key, view in views.items():
             if len(view) >= SMALL:
                 copy, unwritten = self._in_flight.get(key), self._unwritten(key, view)
                 saved = self._saved.get(key)
                 if copy is not None:
-                    if unwritten or _holds(copy, key, view):
+                    if unwritten or _equals_copy(copy, key, view):
                         selection.in_flight[key] = copy
                         continue
                 elif saved is not None and (
@@ -183,12 +185,12 @@ class Changes:
     ) -> Staged:
         """Copy changed buffers into staging memory of at least `staging_size(changed)` bytes.
 
-        With `late`, some of them may be copied after this returns: `complete` waits for that.
+        With `late`, some buffers may be copied after this returns: `complete` waits for them.
         """
         changed = selection.changed
         staged = Staged(shared=selection.in_flight)
         self._unregister_copied()
-        self._watch(changed, hints)
+        self._watch_for_next_capture(changed, hints)
         at, base = 0, address_of(into)
         tiny: list[memoryview] = []
         large: dict[str, CopyRange] = {}
@@ -205,13 +207,13 @@ class Changes:
             else:
                 place[:] = view
             at += size
-        late_copies = self._late(large, changed, hints) if late else {}
+        late_copies = self._late_copies_of(large, changed, hints) if late else {}
         began = time.perf_counter()
-        late_copy.copy(
+        copy_in_parallel(
             [
                 part
                 for key, copy_range in large.items()
-                for part in around(copy_range, late_copies.get(key))
+                for part in ranges_to_copy_now(copy_range, late_copies.get(key))
             ]
         )
         if late and not late_copies:
@@ -228,12 +230,12 @@ class Changes:
             self._late_copies.append(staged.late)
         return staged
 
-    def _late(
+    def _late_copies_of(
         self, large: Mapping[str, CopyRange], changed: Mapping[str, memoryview], hints: CopyHints
     ) -> dict[str, WatchedCopy]:
-        """Return the copies that may be made after training has resumed, watched from now on."""
+        """Return the copies that may be made after training has resumed; their pages are watched from now on."""
         keys = [k for k in large if self._history.is_quiet(k) and k not in self._long_watched]
-        if sum(large[key].nbytes for key in keys) < ENOUGH or not self._pages.available:
+        if sum(large[key].nbytes for key in keys) < LATE_COPY_FROM or not self._pages.available:
             return {}
         if hints.recapture:
             watches = [self._watched.get(key) for key in keys]
@@ -241,7 +243,9 @@ class Changes:
             watches = self._pages.watch_all([changed[key] for key in keys])
         return {
             key: WatchedCopy(
-                CopyRange(copy_range.to + watch.low - copy_range.source, watch.low, watch.whole),
+                CopyRange(
+                    copy_range.to + watch.low - copy_range.source, watch.low, watch.page_bytes
+                ),
                 watch,
             )
             for key, copy_range, watch in zip(
@@ -251,15 +255,21 @@ class Changes:
         }
 
     def _plan_trial(self, staged: Staged, large: Mapping[str, CopyRange], seconds: float) -> None:
-        """Plan to check new buffers again, after the time that a late copy would have taken."""
+        """Let `complete` test whether training writes to new buffers while a late copy would run.
+
+        `seconds` is the time that the copies have taken.
+        """
         new = {
             key: copy_range.source for key, copy_range in large.items() if key not in self._history
         }
-        if sum(large[key].nbytes for key in new) >= ENOUGH and self._pages.available:
+        if sum(large[key].nbytes for key in new) >= LATE_COPY_FROM and self._pages.available:
             staged.trial, staged.trial_delay = new, LATE_SLOWDOWN * seconds
 
     def complete(self, staged: Staged) -> None:
-        """Wait for late copies; raise `OvertakenError` if training wrote to a buffer before."""
+        """Wait for late copies; raise `OvertakenError` if training wrote to a buffer before it was copied.
+
+        If buffers are to be tried for late copying, wait as long as a late copy would take and test them.
+        """
         if staged.late is not None:
             staged.late.wait()
             for key in staged.late.overtaken:
@@ -273,8 +283,12 @@ class Changes:
                 current = sample_memory(address, sample_offsets(len(view)), SAMPLE)
                 self._history.add(key, quiet=current == sample(view))
 
-    def _watch(self, changed: Mapping[str, memoryview], hints: CopyHints) -> None:
-        """Watch the pages of these buffers, beginning before they are copied."""
+    def _watch_for_next_capture(self, changed: Mapping[str, memoryview], hints: CopyHints) -> None:
+        """Watch changed buffers that may be equal in the next capture, from before they are copied.
+
+        If the state is captured again before training resumes, these are all changed buffers; otherwise
+        only new ones that are not likely to change. Small buffers are never watched.
+        """
         unchanging = {
             key for key in hints.likely_unchanged if key in changed and key not in self._saved
         }
@@ -289,7 +303,7 @@ class Changes:
         self._long_watched |= unchanging & self._watched.keys()
 
     def _unwritten(self, key: str, view: memoryview) -> bool:
-        """Return True if the buffer is watched and no page of it was written."""
+        """Return True if a buffer is watched and none of its pages was written; else end its watch."""
         watch = self._watched.get(key)
         if watch is None:
             return False
@@ -301,7 +315,10 @@ class Changes:
         return False
 
     def training_resumes(self) -> None:
-        """End the short watches: the first write to a watched page costs more than its copy."""
+        """End the watches that last until training resumes.
+
+        The first write to a watched page costs more than the copy of the page.
+        """
         if not self._late_copies and len(self._watched) == len(self._long_watched):
             return
         ended = {key: self._watched.pop(key) for key in self._watched.keys() - self._long_watched}
@@ -310,27 +327,32 @@ class Changes:
             copied += late.stop_watching()
             for key, copy in late.copies.items():
                 if ended.get(key) is copy.watch:
-                    del ended[key]  # ends when it is copied
+                    del ended[key]  # this watch ends when the pages are copied
         self._pages.forget(*ended.values(), *copied)
         self._unregister_copied()
 
     def _unregister_copied(self) -> None:
         """Unregister the watches of late copies that have ended."""
         for late in [
-            copying for copying in self._late_copies if copying.over and not copying.keep_watching
+            copying
+            for copying in self._late_copies
+            if copying.is_over and not copying.keep_watching
         ]:
             self._late_copies.remove(late)
             self._pages.end_watches(*(copy.watch for copy in late.copies.values()))
 
     def release(self, staged: Staged) -> None:
-        """Release copies that are durable, or failed to be."""
+        """Release the copies of a checkpoint that is durable, or whose save failed."""
         for key in staged.views:
             if self._in_flight.get(key) is staged:
                 del self._in_flight[key]
         staged.release()
 
     def parts(self, staged: Staged, unchanged: Mapping[str, ObjectRef]) -> list[Part]:
-        """Return the parts of the checkpoint; small copies that did not change become references."""
+        """Return the parts of a checkpoint: references to unchanged buffers, and the copies of the changed ones.
+
+        Small buffers are copied untested; those that turn out to be unchanged become references.
+        """
         staged.separate_tiny()
         parts = [Part(key, b"", ref) for key, ref in unchanged.items()]
         for key, earlier in staged.shared.items():
@@ -347,7 +369,7 @@ class Changes:
         for key, view in staged.views.items():
             saved = self._saved.get(key)
             ref = None
-            if saved is not None and len(view) < SMALL and saved.hash == digest(view):
+            if saved is not None and len(view) < SMALL and saved.hash == fast_hash(view):
                 pack = saved.ref.pack or ""
                 if pack in packs or len(packs) < MOST_PACKS:
                     packs.add(pack)
@@ -355,20 +377,20 @@ class Changes:
             parts.append(Part(key, view, ref))
         return parts
 
-    def learn(self, staged: Staged, refs: Mapping[str, ObjectRef]) -> None:
-        """Remember the buffers that were saved, and which of them did not change."""
+    def remember_saved(self, staged: Staged, refs: Mapping[str, ObjectRef]) -> None:
+        """Remember the buffers that a save has stored under `refs`, and whether each has changed."""
         staged.refs = refs
         for key, view in staged.views.items():
             saved, ref = self._saved.get(key), refs[key]
             if len(view) < SMALL:
                 if saved is None or saved.ref is not ref:
-                    self._saved[key] = _SavedBuffer(ref, b"", digest(view))
+                    self._saved[key] = _SavedBuffer(ref, b"", fast_hash(view))
             elif saved is None or saved.ref.oid == ref.oid:
                 self._saved[key] = _SavedBuffer(ref, sample(view), _hash(ref, view))
             else:
-                changes = saved.changes + 1
-                hashed = _hash(ref, view) if changes <= SELDOM else None
-                self._saved[key] = _SavedBuffer(ref, sample(view), hashed, changes=changes)
+                changes = saved.changed_saves + 1
+                hashed = _hash(ref, view) if changes <= HASHED_CHANGES else None
+                self._saved[key] = _SavedBuffer(ref, sample(view), hashed, changed_saves=changes)
 
     def forget(self) -> None:
         """Forget earlier saves: the next save copies everything."""
@@ -379,17 +401,18 @@ class Changes:
         self.forget()
         self._pages.close()
 
-    def _watch_again(self, views: Mapping[str, memoryview]) -> dict[str, PageWatch]:
-        """Watch buffers that were unchanged before and may be again, beginning before their hash.
+    def _watch_unchanged(self, views: Mapping[str, memoryview]) -> dict[str, PageWatch]:
+        """Watch buffers that were unchanged in the last save and may be unchanged now; return the new watches.
 
-        Later writes are then seen at the next boundary. Buffers are not watched from their first
-        save on: the first write to a watched page costs more than its copy.
+        The watches begin before the buffers are hashed, so that the next boundary sees every later write.
+        Buffers are not watched from their first save on: the first write to a watched page costs more than
+        the copy of the page.
         """
         keys = []
         for key, view in views.items():  # not over _saved: the writer thread may add to it
             saved = self._saved.get(key)
-            if saved is not None and saved.same and key not in self._watched:
-                if _may_hold(saved, view):
+            if saved is not None and saved.unchanged_saves and key not in self._watched:
+                if _may_be_equal(saved, view):
                     keys.append(key)
         if not keys:
             return {}
@@ -399,46 +422,46 @@ class Changes:
     def _unchanged(
         self, key: str, saved: _SavedBuffer, view: memoryview, watch: PageWatch | None
     ) -> bool:
-        """Return True if a buffer equals its last save; it then stays watched."""
-        if not _may_hold(saved, view) or digest(view) != saved.hash:
+        """Return True if a buffer equals its last save; `watch` then stays, otherwise it ends."""
+        if not _may_be_equal(saved, view) or fast_hash(view) != saved.hash:
             if watch is not None:
                 self._pages.forget(watch)
             return False
         if watch is not None:
             self._watched[key] = watch
             self._long_watched.add(key)
-        saved.changes = 0
-        saved.same += 1
+        saved.changed_saves = 0
+        saved.unchanged_saves += 1
         return True
 
 
-def _may_hold(saved: _SavedBuffer, view: memoryview) -> bool:
-    """Return True if a buffer may equal its last save, judged by samples."""
+def _may_be_equal(saved: _SavedBuffer, view: memoryview) -> bool:
+    """Return True if a buffer may equal its last save, judged by its size and samples."""
     if len(view) != saved.ref.nbytes or saved.hash is None:
         return False
     return sample(view) == saved.sample
 
 
 def _hash(ref: ObjectRef, view: memoryview) -> bytes:
-    """Return the hash of a copy that is stored as `ref`, without hashing if the store knows it."""
-    return bytes.fromhex(ref.sum) if ref.sum else digest(view)
+    """Return the hash of a copy that is stored as `ref`; not computed if the store knows the hash."""
+    return bytes.fromhex(ref.sum) if ref.sum else fast_hash(view)
 
 
 def staging_size(changed: Mapping[str, memoryview]) -> int:
-    """Return the bytes of staging memory that a copy of `changed` takes at most."""
+    """Return the most bytes of staging memory that copies of the `changed` buffers can take."""
     return sum(
         size if size < TINY else size + (ALIGN if size >= OBJECT_FROM else SLICE)
         for size in map(len, changed.values())
     )
 
 
-def _holds(staged: Staged, key: str, view: memoryview) -> bool:
+def _equals_copy(staged: Staged, key: str, view: memoryview) -> bool:
     """Return True if `view` equals the copy of buffer `key` in staging memory."""
-    if staged.late is not None and not staged.late.over:
+    if staged.late is not None and not staged.late.is_over:
         return False
     try:
         copied = staged.views[key][:]  # while this view exists, the memory stays mapped
     except (KeyError, ValueError):
-        return False  # it has become durable and was released
+        return False  # the checkpoint is durable and its copies were released
     with copied:
         return equal(copied, view)

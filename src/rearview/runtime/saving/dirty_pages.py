@@ -1,10 +1,10 @@
 """Detect memory that was not written since it was saved, with the page tables of Linux.
 
-Linux 6.7 can write-protect pages so that the kernel notes the first write to each and continues at
-once. No write path escapes it (libraries in C, other threads, the kernel filling a buffer), so "not
-written" proves "unchanged", in 30 microseconds for 400 MB, where hashing takes 40 ms. Only private
-memory of this process is tracked: shared memory can be written through another mapping, and memory
-registered with a device by the device.
+Linux 6.7 can write-protect pages so that the kernel records the first write to each page without stopping the
+program. Every write is seen, whether by a library in C, by another thread, or by the kernel filling a buffer.
+Therefore "not written" proves "unchanged", in 30 microseconds for 400 MB, where hashing takes 40 ms. Only private
+memory of this process is watched: shared memory can be written through another mapping, and memory that is
+registered with a device can be written by the device.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from dataclasses import dataclass
 import xxhash
 
 Spans = list[tuple[int, int]]
-"""Ranges of memory: first address, and the address after the last."""
+"""Ranges of memory: (first address, address after the last)."""
 PAGE = 4096
 TRACK_FROM = 16 * PAGE
-"""Smaller buffers are cheaper to hash than to look up in the page tables."""
-MOST = 4096
-"""Watches at once: each may split a mapping, and Linux allows 65530 mappings per process."""
+"""Bytes. Smaller buffers are cheaper to hash than to look up in the page tables."""
+MOST_WATCHES = 4096
+"""Most watches at once: each may split a mapping, and Linux allows 65530 mappings per process."""
 
-NEAR = 32 * PAGE
-"""Ranges at most this far apart are protected by one call: each call interrupts the other cores."""
+LARGEST_GAP = 32 * PAGE
+"""Bytes between ranges up to which one call protects them together: each call interrupts the other cores."""
 
 _USERFAULTFD = {"x86_64": 323, "aarch64": 282}
 _USER_MODE_ONLY = 1
 _API, _REGISTER, _WRITEPROTECT = 0xC018AA3F, 0xC020AA00, 0xC018AA06
-_FEATURES = (1 << 15) | (1 << 13) | 1  # note writes without a handler, also of absent pages
+_FEATURES = (1 << 15) | (1 << 13) | 1  # record writes without a handler, also to absent pages
 _MODE_WP = 2
 _SCAN = 0xC0606610
 _CHECK_TRACKED = 2
@@ -45,7 +45,7 @@ _REQUEST = struct.Struct("12Q").pack
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PageWatch:
-    """A watched buffer: its whole pages, and the hash of its bytes outside them."""
+    """A watched buffer: its whole pages (`low` to `high`), and the hash of its bytes before and after these pages."""
 
     address: int
     nbytes: int
@@ -54,15 +54,15 @@ class PageWatch:
     edges: bytes
 
     @property
-    def whole(self) -> int:
-        """Bytes in its whole pages."""
+    def page_bytes(self) -> int:
+        """Number of bytes in the whole pages."""
         return self.high - self.low
 
 
 class Pages:
     """Watches over private memory of this process, if the system offers them.
 
-    No two watches share a page: protecting it again for one would hide earlier writes from the other.
+    No two watches share a page: protecting a page again for a new watch would hide earlier writes from the old watch.
     """
 
     def __init__(self) -> None:
@@ -70,12 +70,12 @@ class Pages:
         self._map = -1
         self._pid = os.getpid()
         self._watched: dict[int, PageWatch] = {}
-        """Watches by their first page."""
+        """Watches, by the address of their first page."""
         self._lows: list[int] = []
-        """The first pages, sorted."""
+        """These addresses, sorted."""
         self._room = (ctypes.c_uint64 * 3)()
         self._report_address = ctypes.addressof(self._room)
-        """Address at which the kernel reports a written page; only the number of pages is used."""
+        """Address of `_room`, where the kernel reports written pages; only their number is used."""
         with contextlib.suppress(OSError, AttributeError):
             self._open()
 
@@ -85,11 +85,11 @@ class Pages:
         return self._fd >= 0 and self._pid == os.getpid() and not _device_in_use()
 
     def watch(self, view: memoryview) -> PageWatch | None:
-        """Note every write to `view` from now on; return None if that cannot be guaranteed."""
+        """Watch `view` for writes from now on; return None if some writes could be missed."""
         return self.watch_all([view])[0]
 
     def watch_all(self, views: Sequence[memoryview]) -> list[PageWatch | None]:
-        """Watch several buffers; neighbouring ones are protected by one system call."""
+        """Watch several buffers, as `watch` does; one system call protects neighbouring buffers."""
         if not self.available:
             return [None] * len(views)
         spans = private_spans()
@@ -101,9 +101,9 @@ class Pages:
                 edges = _edges(view, address, low, high)
                 fresh[low] = PageWatch(address, len(view), low, high, edges)
         for watch in fresh.values():
-            for other in self._between(watch.low, watch.high):
-                self._drop(other)
-        fresh = dict(list(fresh.items())[: max(0, MOST - len(self._watched))])
+            for earlier in self._between(watch.low, watch.high):
+                self._drop(earlier)
+        fresh = dict(list(fresh.items())[: max(0, MOST_WATCHES - len(self._watched))])
         for low, high in self._ranges(fresh.values(), spans):
             if not self._protect(low, high):
                 fresh = {k: v for k, v in fresh.items() if not low <= k < high}
@@ -115,7 +115,7 @@ class Pages:
         return [valid.get(address_of(view)) for view in views]
 
     def unwritten(self, watch: PageWatch, view: memoryview) -> bool:
-        """Return True if `view` is the watched memory and was not written since."""
+        """Return True if `view` is the memory of `watch` and was not written since the watch began."""
         if not self.available or not self._is_watched(watch):
             return False
         if len(view) != watch.nbytes or address_of(view) != watch.address:
@@ -125,8 +125,8 @@ class Pages:
         return _edges(view, watch.address, watch.low, watch.high) == watch.edges
 
     def intact(self, watch: PageWatch) -> bool:
-        """Return True if the whole pages were not written; may be called on any thread."""
-        # checked last: a new watch over the same pages first ends this one
+        """Return True if the whole pages of `watch` were not written; may be called on any thread."""
+        # `_is_watched` comes last: a new watch over the same pages ends this one before it protects them
         return (
             self.available and not self._written(watch.low, watch.high) and self._is_watched(watch)
         )
@@ -139,14 +139,14 @@ class Pages:
                 self._unprotect(low, high)
 
     def end_watches(self, *watches: PageWatch) -> list[PageWatch]:
-        """End these watches and return them; the caller removes the write protection (`lift`)."""
+        """End these watches, and return those that had not ended; the write protection stays (`remove_protection`)."""
         ended = [watch for watch in watches if self._is_watched(watch)]
         for watch in ended:
             self._drop(watch)
         return ended
 
     def remove_protection(self, *watches: PageWatch) -> None:
-        """Remove the write protection: the pages then count as written. May run on any thread."""
+        """Remove the write protection, so that the pages count as written; may be called on any thread."""
         low = high = 0
         for watch in sorted(watches, key=lambda each: each.low):
             if watch.low != high:
@@ -168,21 +168,21 @@ class Pages:
         del self._lows[bisect_left(self._lows, watch.low)]
 
     def _between(self, low: int, high: int) -> list[PageWatch]:
-        """Return the watches that have pages between two addresses."""
+        """Return the watches with pages between two addresses."""
         first = max(0, bisect_right(self._lows, low) - 1)
         last = bisect_left(self._lows, high)
         return [w for w in map(self._watched.__getitem__, self._lows[first:last]) if w.high > low]
 
     def _ranges(self, watches: Collection[PageWatch], spans: Spans | None = None) -> Spans:
-        """Return the ranges that cover the pages of `watches`, and small gaps between them.
+        """Return ranges that cover the pages of `watches` and small gaps between these, but no pages of other watches.
 
-        They never include pages of other watches.
+        `spans` is the private memory; if None, it is read.
         """
         ranges: Spans = []
         spans = private_spans() if spans is None and len(watches) > 1 else spans or []
         for watch in sorted(watches, key=lambda each: each.low):
             low = ranges[-1][1] if ranges else 0
-            near = ranges and watch.low - low <= NEAR
+            near = ranges and watch.low - low <= LARGEST_GAP
             if near and _within(spans, low, watch.high) and not self._between(low, watch.low):
                 ranges[-1] = (ranges[-1][0], max(low, watch.high))
             else:
@@ -190,7 +190,10 @@ class Pages:
         return ranges
 
     def _protect(self, low: int, high: int) -> bool:
-        """Write-protect a range, so that the kernel notes writes; it stays registered, at no cost."""
+        """Write-protect a range, so that the kernel records writes; return False if that fails.
+
+        The range stays registered with the kernel, at no cost.
+        """
         for register in (False, True):
             try:
                 if register:
@@ -232,7 +235,7 @@ class Pages:
         try:
             return bool(fcntl.ioctl(self._map, _SCAN, bytearray(request)))
         except OSError:
-            return True  # no longer watched: unmapped, or mapped again
+            return True  # the memory was unmapped, or mapped again
 
     def _ioctl(self, number: int, argument: bytes) -> None:
         fcntl.ioctl(self._fd, number, bytearray(argument))
@@ -263,7 +266,7 @@ def _edges(view: memoryview, address: int, low: int, high: int) -> bytes:
 
 
 def private_spans() -> Spans:
-    """Return the ranges of memory that only this process can reach, sorted."""
+    """Return the ranges of memory that only this process can access, sorted."""
     spans: Spans = []
     with open("/proc/self/maps", encoding="ascii", errors="replace") as maps:  # noqa: PTH123 - hot
         for line in maps:
@@ -290,7 +293,7 @@ def _within(spans: Spans, low: int, high: int) -> bool:
 
 
 def _device_in_use() -> bool:
-    """Return True if an accelerator may write into host memory unseen by the page tables."""
+    """Return True if an accelerator may write into host memory: the page tables do not show these writes."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     return bool(cuda is not None and cuda.is_initialized())

@@ -1,8 +1,8 @@
-"""Copy large buffers: by several threads while training waits, or late, after training resumed.
+"""Copy large buffers: by several threads while training waits, or late, after training has resumed.
 
-Between a boundary and the next step of the optimizer, weights and moments are only read, and that
-mostly takes longer than copying them. So their pages are watched, training resumes, and a thread
-copies them. If a page was written before it was copied, the copy is thrown away.
+Between a boundary and the next step of the optimizer, training only reads weights and moments, and this time is
+mostly longer than a copy takes. A late copy uses this time: the pages are watched, training resumes, and a thread
+copies the buffers. If a page was written before its copy, the copy is thrown away.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from typing import Any, NamedTuple
 from rearview.runtime.saving.dirty_pages import Pages, PageWatch
 from rearview.store.machine import cores
 
-PIECE = 4 << 20
-"""Bytes that a thread copies at a time: the others wait for the last one no longer than that."""
-ALONE = 16 << 20
-"""Bytes below which one thread copies alone: starting others takes longer."""
+PIECE_BYTES = 4 << 20
+"""Bytes that a thread copies at a time: at the end, threads wait for the slowest one no longer than for these."""
+ONE_THREAD_BELOW = 16 << 20
+"""Bytes below which one thread copies everything: starting more threads takes longer."""
 MOST_THREADS = 4
-"""More threads do not make memory faster."""
-ENOUGH = 128 << 20
-"""Bytes from which a late copy pays; fewer are copied in a few milliseconds."""
-BATCH = 64 << 20
-"""Bytes after which copied pages are no longer watched."""
+"""Threads that copy at once: more do not make memory faster."""
+LATE_COPY_FROM = 128 << 20
+"""Bytes from which a late copy is worth its cost; fewer are copied in a few milliseconds."""
+BATCH_BYTES = 64 << 20
+"""Bytes that a late copy copies before it ends the watches over their pages."""
 LATE_SLOWDOWN = 3.0
 """Duration of a late copy by one thread, relative to a copy by several threads."""
 
 
 class CopyRange(NamedTuple):
-    """Memory to be copied, by addresses."""
+    """Memory to be copied: the addresses of the copy and of the source, and the number of bytes."""
 
     to: int
     source: int
     nbytes: int
 
 
-def copy(ranges: Sequence[CopyRange]) -> None:
+def copy_in_parallel(ranges: Sequence[CopyRange]) -> None:
     """Copy all ranges before returning; the caller keeps the memory alive."""
-    pieces = _cut(ranges)
+    pieces = _pieces(ranges)
     threads = []
-    if sum(each.nbytes for each in ranges) >= ALONE:
+    if sum(each.nbytes for each in ranges) >= ONE_THREAD_BELOW:
         for _ in range(min(MOST_THREADS, cores()) - 1):
             thread = threading.Thread(
                 target=_work, args=(pieces,), name="rearview-copy", daemon=True
@@ -59,7 +59,7 @@ def copy(ranges: Sequence[CopyRange]) -> None:
         _work(pieces)
     finally:
         for _ in pieces:
-            pass  # interrupted by Ctrl-C: training may free the memory as soon as it resumes
+            pass  # after Ctrl-C, drop the remaining pieces: the program may free the memory soon
         for thread in threads:
             thread.join()
 
@@ -69,13 +69,13 @@ def _work(pieces: Iterator[CopyRange]) -> None:
         ctypes.memmove(to, source, nbytes)  # releases the interpreter lock
 
 
-def _cut(ranges: Sequence[CopyRange]) -> Iterator[CopyRange]:
-    """Return pieces that several threads draw from: the iterator of a list is thread-safe."""
+def _pieces(ranges: Sequence[CopyRange]) -> Iterator[CopyRange]:
+    """Return the ranges in pieces; several threads may draw from this iterator: a list's iterator is thread-safe."""
     return iter(
         [
-            CopyRange(to + at, source + at, min(PIECE, nbytes - at))
+            CopyRange(to + at, source + at, min(PIECE_BYTES, nbytes - at))
             for to, source, nbytes in ranges
-            for at in range(0, nbytes, PIECE)
+            for at in range(0, nbytes, PIECE_BYTES)
         ]
     )
 
@@ -86,18 +86,18 @@ class OvertakenError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class WatchedCopy:
-    """Whole pages to be copied, and the watch over them."""
+    """Memory pages to be copied, and the watch over these pages."""
 
     range: CopyRange
     watch: PageWatch
 
 
 class LateCopy:
-    """Copies that a thread makes after training has resumed.
+    """Copies of several buffers that one thread makes after training has resumed.
 
     With `keep_watching`, all pages stay watched until `stop_watching`, because the next capture will
-    ask whether they were written. Otherwise watches end as pages are copied: the first write to a
-    watched page costs more than its copy.
+    ask whether they were written. Otherwise the watch over a page ends after its copy: the first write to a
+    watched page costs more than the copy.
     """
 
     def __init__(
@@ -105,18 +105,18 @@ class LateCopy:
     ) -> None:
         self.copies = copies
         self.overtaken: set[str] = set()
-        """Keys of buffers that were written before they were copied; complete once `over`."""
+        """Keys of buffers that were written before they were copied; final once `is_over` is True."""
         self.cpu = 0.0
-        """Processor seconds used."""
+        """Processor seconds that the thread used; 0 until it has ended."""
         self._pages = pages
         self._keep_watching = keep_watching
         self._lock = threading.Lock()
         self._copied: list[PageWatch] = []
-        """Watches over pages that are copied."""
+        """Watches over copied pages, to be returned by `stop_watching`."""
         self._over = threading.Event()
 
     def begin(self) -> LateCopy:
-        """Start the copying thread, with normal priority: a slow copy would be overtaken."""
+        """Start the copying thread with normal priority: training would overtake a slow copy."""
         thread = threading.Thread(target=self._run, name="rearview-copy", daemon=True)
         try:
             thread.start()
@@ -125,8 +125,8 @@ class LateCopy:
         return self
 
     @property
-    def over(self) -> bool:
-        """Whether every buffer is copied or was overtaken."""
+    def is_over(self) -> bool:
+        """Whether every buffer was copied, or was written before its copy."""
         return self._over.is_set()
 
     @property
@@ -135,11 +135,14 @@ class LateCopy:
         return self._keep_watching
 
     def wait(self) -> None:
-        """Wait until it is over."""
+        """Wait until all copies are over."""
         self._over.wait()
 
     def stop_watching(self) -> list[PageWatch]:
-        """End watches as pages are copied; return those over copied pages, for the caller to end."""
+        """From now on, end the watch over a page after its copy; return the watches over pages copied before.
+
+        The caller ends these.
+        """
         with self._lock:
             self._keep_watching, copied, self._copied = False, self._copied, []
         return copied
@@ -148,7 +151,7 @@ class LateCopy:
         try:
             for batch in _batches(self.copies):
                 for key, copy in batch.items():
-                    if not read(copy.range) or not self._pages.intact(copy.watch):
+                    if not copy_if_mapped(copy.range) or not self._pages.intact(copy.watch):
                         self.overtaken.add(key)
                 with self._lock:
                     self._copied += [copy.watch for copy in batch.values()]
@@ -167,33 +170,36 @@ def _batches(copies: Mapping[str, WatchedCopy]) -> Iterator[dict[str, WatchedCop
     batch: dict[str, WatchedCopy] = {}
     for key, copy in copies.items():
         batch[key] = copy
-        if sum(each.range.nbytes for each in batch.values()) >= BATCH:
+        if sum(each.range.nbytes for each in batch.values()) >= BATCH_BYTES:
             yield batch
             batch = {}
     if batch:
         yield batch
 
 
-def around(whole: CopyRange, late: WatchedCopy | None) -> Iterator[CopyRange]:
-    """Yield the ranges that training waits for: the whole range, or the ends that the late copy leaves out."""
+def ranges_to_copy_now(buffer: CopyRange, late: WatchedCopy | None) -> Iterator[CopyRange]:
+    """Yield the parts of a buffer that training waits for: all of it, or what is not in whole pages.
+
+    `late` is the late copy of the whole pages, None if the buffer is not copied late.
+    """
     if late is None:
-        yield whole
+        yield buffer
         return
-    to, source, nbytes = whole
-    before, after = late.watch.low - source, late.watch.high - source
-    yield CopyRange(to, source, before)
-    yield CopyRange(to + after, source + after, nbytes - after)
+    to, source, nbytes = buffer
+    low, high = late.watch.low - source, late.watch.high - source
+    yield CopyRange(to, source, low)
+    yield CopyRange(to + high, source + high, nbytes - high)
 
 
 class _Vector(ctypes.Structure):
     _fields_ = (("base", ctypes.c_void_p), ("nbytes", ctypes.c_size_t))
 
 
-def read(range: CopyRange) -> bool:  # noqa: A002 - the word of this module
-    """Copy memory that may be unmapped: return False then, where `memmove` would crash."""
+def copy_if_mapped(range: CopyRange) -> bool:  # noqa: A002 - the word of this module
+    """Copy memory; return False if it is no longer mapped, where `memmove` would crash."""
     at = 0
     while at < range.nbytes:
-        size = min(BATCH, range.nbytes - at)
+        size = min(BATCH_BYTES, range.nbytes - at)
         count = _fetch(range.to + at, size, [_Vector(range.source + at, size)])
         if count <= 0:
             return False
@@ -202,24 +208,24 @@ def read(range: CopyRange) -> bool:  # noqa: A002 - the word of this module
 
 
 def sample_memory(address: int, offsets: Sequence[int], nbytes: int) -> bytes:
-    """Return `nbytes` at each offset behind `address`, or b"" if the memory is unmapped."""
+    """Return the `nbytes` bytes at each offset from `address`, joined; empty if the memory is unmapped."""
     into = ctypes.create_string_buffer(len(offsets) * nbytes)
     source = [_Vector(address + offset, nbytes) for offset in offsets]
     return into.raw if _fetch(ctypes.addressof(into), len(into), source) == len(into) else b""
 
 
 def _fetch(to: int, nbytes: int, source: Sequence[_Vector]) -> int:
-    """Read this process's own memory through the kernel; return the bytes read, -1 on failure."""
+    """Read this process's own memory through the kernel; return the number of bytes read, -1 on failure."""
     readv = _process_vm_readv()
     if readv is None:
         return -1
-    into, many = _Vector(to, nbytes), (_Vector * len(source))(*source)
-    return int(readv(os.getpid(), ctypes.byref(into), 1, many, len(source), 0))
+    into, vectors = _Vector(to, nbytes), (_Vector * len(source))(*source)
+    return int(readv(os.getpid(), ctypes.byref(into), 1, vectors, len(source), 0))
 
 
 @functools.cache
 def _process_vm_readv() -> Any:
-    """Return the C function of that name, or None if the system has none."""
+    """Return the C function `process_vm_readv`, or None if the system does not have it."""
     readv = getattr(ctypes.CDLL(None), "process_vm_readv", None)
     if readv is not None:
         readv.restype = ctypes.c_ssize_t
@@ -229,9 +235,9 @@ def _process_vm_readv() -> Any:
 
 
 class WriteHistory:
-    """Buffers that training was seen not to write to for as long as a late copy takes.
+    """Remembers which buffers training does not write to while a late copy runs.
 
-    A wrong guess costs a checkpoint, so a buffer that was once found written is not trusted again.
+    A wrong guess costs a checkpoint, so a buffer that was written once during a late copy is never trusted again.
     """
 
     def __init__(self) -> None:
@@ -246,5 +252,5 @@ class WriteHistory:
         return self._quiet.get(key, False)
 
     def add(self, key: str, *, quiet: bool) -> None:
-        """Remember whether training left the buffer alone."""
+        """Remember whether training left the buffer unwritten (`quiet`)."""
         self._quiet[key] = quiet and self._quiet.get(key, True)

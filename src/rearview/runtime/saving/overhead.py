@@ -1,11 +1,10 @@
 """Measure the costs of recording, in time and disk space, while training runs.
 
-`Overhead` is the clock of one run: it measures what training computes and how long it waits, asks
+`Overhead` measures for one run how long training computes and how long it waits for Rearview, asks
 the policy at each boundary whether to save, and stores the measurements for the next run of the
 same script. `SlowdownMeter` measures how much slower training steps are while a checkpoint is
-written: within one epoch there are many steps with and without a save, so the cost of the second
-save is known after the first. `DiskBudget` keeps the checkpoints of a project within the size that
-the user set.
+written: one epoch has many steps with and without a save, so the cost of the second save is known
+after the first. `DiskBudget` keeps the checkpoints of a project within the size that the user set.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ import msgspec
 
 from rearview.config import Settings
 from rearview.runtime.saving.policy import (
-    RUNNING,
+    WHOLE_RUN,
     BoundaryFacts,
     Iteration,
     Policy,
@@ -38,26 +37,26 @@ from rearview.store.machine import cores
 from rearview.store.project import Project
 
 CLEANUP_TARGET = 0.8
-"""Fraction of the disk budget that a clean-up aims at, so that the next checkpoints fit."""
+"""Fraction of the disk budget that a clean-up leaves in use, so that the next checkpoints fit."""
 CLEANUP_PAUSE = 30.0
-"""Seconds between two clean-ups: looking through a store takes about a processor second."""
+"""Seconds between two clean-ups: examining a store takes about a processor second."""
 RECENT_STEPS = 64
-"""Steps of each kind that are remembered: machines get busy and states grow."""
+"""Number of steps remembered, with a save and without: older ones no longer count, as states grow."""
 SHORTEST_STEP = 0.001
 """Seconds; shorter steps are not measured."""
 PRIOR_STEPS = 3
-"""Steps of each kind after which measurements outweigh assumptions."""
+"""Number of steps, with a save and without, after which measurements outweigh assumptions."""
 WAIT_SHARE = 0.1
-"""A step that waited for Rearview for more than this fraction of its time does not count."""
+"""A step that waited for Rearview for more than this fraction of its duration does not count."""
 _RATE_FROM = 0.05
 """Seconds of computing after which the number of busy cores is measured."""
 _RATE_WINDOW = 10.0
 """Seconds over which the number of busy cores is averaged."""
 _CORES = cores()
 _SIMILAR_SIZE = 2.0
-"""Ratio of state sizes up to which the costs of the previous run still hold."""
+"""Ratio of the state sizes of two runs up to which the measurements of the first hold for the second."""
 _MOST_IN_FLIGHT = 2
-"""Saves under way at once: the end of an inner loop and the boundary after it."""
+"""Most saves under way at once: at the end of an inner loop, and at the boundary after this loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ class Costs:
     blocking: float = 0.0
     """Seconds that training waited, also for checkpoints that were skipped or failed."""
     background: float = 0.0
-    """Seconds from the submission of a checkpoint until it is durable."""
+    """Seconds of background work, including the preparation of memory."""
     cpu: float = 0.0
     """Processor seconds that background threads used."""
     logical: int = 0
@@ -88,20 +87,20 @@ class Costs:
 
 @dataclass
 class DiskBudget:
-    """Measure the disk space of a project's checkpoints; let another process delete some if needed."""
+    """Measures the disk space of a project's checkpoints; if it exceeds the bound, starts a clean-up process."""
 
     project: Project
     run: str
-    most: int
-    """Bytes allowed; 0 is no bound."""
+    limit: int
+    """Bytes that checkpoints may use; 0 means no bound."""
     used: int = -1
-    """Bytes in use; -1 if not measured yet."""
+    """Bytes that checkpoints use; -1 if not measured yet."""
     _child: subprocess.Popen[str] | None = None
     _next_start: float = 0.0
 
     def saved(self, costs: Costs) -> None:
         """Count a durable checkpoint; called on the writer thread."""
-        if not self.most:
+        if not self.limit:
             return
         if self.used < 0:
             from rearview.store.maintenance.gc import usage  # few runs have a budget
@@ -109,37 +108,37 @@ class DiskBudget:
             self.used = usage(self.project)
         else:
             self.used += costs.stored
-        if self._is_idle() and self.used > self.most and monotonic() >= self._next_start:
+        if self._is_idle() and self.used > self.limit and monotonic() >= self._next_start:
             self._start()
 
     def close(self) -> None:
         """Start a final clean-up if the store is still over budget; do not wait for it."""
         self._is_idle()
-        if self.most and self.used > self.most:
+        if self.limit and self.used > self.limit:
             self._detach()  # a running clean-up does not see checkpoints saved after its start
             self._start(subprocess.DEVNULL)
         self._detach()
 
     def _detach(self) -> None:
         if self._child is not None:
-            self._child.returncode = 0  # it outlives this process: no ResourceWarning
+            self._child.returncode = 0  # the child outlives this process: avoid a ResourceWarning
             self._child = None
 
     def _is_idle(self) -> bool:
-        """Return True if no clean-up is running; take over the size that the last one reported."""
+        """Return True if no clean-up is running; store the size that the last clean-up reported."""
         if self._child is None:
             return True
         if self._child.poll() is None:
             return False
-        reported = self._child.communicate()[0].strip()
-        if reported.isdecimal():
-            self.used = int(reported)
+        reported_size = self._child.communicate()[0].strip()
+        if reported_size.isdecimal():
+            self.used = int(reported_size)
         self._child = None
         return True
 
     def _start(self, out: int = subprocess.PIPE) -> None:
         self._next_start = monotonic() + CLEANUP_PAUSE
-        target = str(int(self.most * CLEANUP_TARGET))
+        target = str(int(self.limit * CLEANUP_TARGET))
         command = [
             "-P",
             "-m",
@@ -149,7 +148,7 @@ class DiskBudget:
             self.run,
         ]
         env = {k: v for k, v in os.environ.items() if not k.startswith("REARVIEW_")}
-        # where no process can be started, a later save or the next run cleans up
+        # if no process can be started, a later save or the next run cleans up
         with contextlib.suppress(OSError):
             self._child = subprocess.Popen(
                 [sys.executable, *command],
@@ -164,32 +163,32 @@ class DiskBudget:
 
 @dataclass(slots=True)
 class StepTimes:
-    """Seconds per step of one loop, with and without a save being written."""
+    """Durations of the steps of one loop, during a save and without a save."""
 
     alone: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     during_save: deque[tuple[float, float]] = field(
         default_factory=lambda: deque(maxlen=RECENT_STEPS)
     )
-    """Steps during a save: their seconds, and the seconds of writing in them."""
+    """Steps during a save: the seconds of each, and the seconds of writing in it."""
     written: float = 0.0
     """Seconds of writing in all steps so far."""
 
     @property
     def pairs(self) -> int:
-        """Number of steps of either kind that can be compared."""
+        """Number of steps during a save that can each be compared with a step without a save."""
         return min(len(self.alone), len(self.during_save))
 
-    def lost(self) -> tuple[float, float]:
-        """Return the seconds lost in steps during a save, and the seconds of writing in them."""
+    def seconds_lost(self) -> tuple[float, float]:
+        """Return how many seconds all steps during a save lost, and the seconds of writing in these steps."""
         usual = _trimmed_mean(self.alone)
-        return sum(took - usual for took, _ in self.during_save), sum(
-            over for _, over in self.during_save
+        return sum(seconds - usual for seconds, _ in self.during_save), sum(
+            writing for _, writing in self.during_save
         )
 
 
 @dataclass(slots=True)
 class SlowdownMeter:
-    """How much slower the steps of inner loops are while a checkpoint is written."""
+    """Measures how much slower the steps of inner loops are while a checkpoint is written."""
 
     loops: dict[str, StepTimes] = field(default_factory=dict)
     _last: tuple[str, int, float, float, float] = ("", 0, 0.0, 0.0, 0.0)
@@ -200,15 +199,15 @@ class SlowdownMeter:
         `written` and `waited` are totals since the start of the run: seconds of writing, and
         seconds that the program waited for Rearview. Steps with a long wait do not count.
         """
-        before, self._last = self._last, (loop, index, now, written, waited)
-        # the first step of a loop may start the workers of a data loader: not typical
-        if before[0] != loop or not 0 < before[1] < index:
+        previous, self._last = self._last, (loop, index, now, written, waited)
+        # the first step of a loop does not count: it may start the workers of a data loader
+        if previous[0] != loop or not 0 < previous[1] < index:
             return
-        lasted, waiting = now - before[2], waited - before[4]
+        lasted, waiting = now - previous[2], waited - previous[4]
         if lasted < SHORTEST_STEP or waiting > WAIT_SHARE * lasted:
             return
         steps = self.loops.setdefault(loop, StepTimes())
-        count, writing = index - before[1], written - before[3]
+        count, writing = index - previous[1], written - previous[3]
         steps.written += writing
         if writing > 0:
             steps.during_save.append(((lasted - waiting) / count, writing / count))
@@ -222,7 +221,7 @@ class SlowdownMeter:
         happened during something else, such as an evaluation.
         """
         compared = [steps for steps in self.loops.values() if steps.pairs]
-        losses = [steps.lost() for steps in compared]
+        losses = [steps.seconds_lost() for steps in compared]
         writing = sum(seconds for _, seconds in losses)
         share = sum(seconds for seconds, _ in losses) / writing if writing > 0 else 0.0
         pairs, written = sum(steps.pairs for steps in compared), self._last[3]
@@ -231,113 +230,116 @@ class SlowdownMeter:
 
 
 def _trimmed_mean(seconds: deque[float]) -> float:
-    """Return the mean without the longest tenth, which has other causes."""
-    kept = sorted(seconds)[: max(1, len(seconds) - len(seconds) // 10)]
-    return sum(kept) / len(kept) if kept else 0.0
+    """Return the mean without the longest tenth of the durations, which are long for other reasons."""
+    typical = sorted(seconds)[: max(1, len(seconds) - len(seconds) // 10)]
+    return sum(typical) / len(typical) if typical else 0.0
 
 
 @dataclass
 class Overhead:
-    """The policy of one run, and the clock that feeds it."""
+    """The policy of one run, and the measurements of time that it decides from."""
 
     policy: Policy
     file: Path
     """Where measurements are stored for the next run of the same script."""
-    now: float = field(default_factory=perf_counter)
+    counted_until: float = field(default_factory=perf_counter)
     """Time up to which computing has been counted."""
     waited: float = 0.0
-    """Seconds since `now` that the program waited for Rearview."""
-    total: float = 0.0
-    """Seconds that it waited in the whole run."""
+    """Seconds since `counted_until` that the program waited for Rearview."""
+    total_wait: float = 0.0
+    """Seconds that the program waited for Rearview in the whole run."""
     lost: float = 0.0
-    """Estimated seconds lost to background work."""
+    """Estimated seconds that training lost to background work."""
     nbytes: int = 0
     """Bytes of state; 0 if not known yet."""
     size: int = 0
-    """Bytes of state at the entry of the first loop: of the previous run, then of this one."""
+    """Bytes of state at the entry of the first loop: of the previous run until this run enters its first loop."""
     in_flight: int = 0
-    """Saves that were begun and whose end has not been counted."""
+    """Number of saves that were begun and whose end has not been counted."""
     captures: dict[int, tuple[str, float]] = field(default_factory=dict)
-    """By number of the checkpoint: its site, and the seconds that capturing took."""
-    done: deque[tuple[int, Costs, Reason | None]] = field(default_factory=deque)
+    """By number of the checkpoint: the site, and the seconds that capturing the state took."""
+    finished_saves: deque[tuple[int, Costs, Reason | None]] = field(default_factory=deque)
     """Saves that the writer thread has finished and that the policy has not counted."""
     slowdown: SlowdownMeter = field(default_factory=SlowdownMeter)
     disk_budget: DiskBudget | None = None
     refusals: Counter[Reason] = field(default_factory=Counter)
-    """Checkpoints that were not saved, by reason."""
+    """By reason: the number of checkpoints that were not saved."""
     _entered: bool = False
     _began: float = field(default_factory=perf_counter)
-    _unpaid: float = 0.0
-    """Seconds spent on last checkpoints of a loop that the budget did not cover."""
+    _allowed_beyond_budget: float = 0.0
+    """Expected seconds of the saves that `affords` has allowed beyond the budget."""
     _writing: float = 0.0
-    """Seconds of writing in the present iteration."""
-    _total_at_iteration: float = 0.0
-    """`total` when the present iteration began."""
-    _used: float = field(default_factory=process_time)
-    """Processor seconds up to `now`."""
-    _rate: float = 1.0
-    """Cores that training keeps busy."""
-    _spent: float = 0.0
-    """Processor seconds of training in the window that `_rate` is measured in."""
-    _over: float = 0.0
-    """Seconds of that window."""
+    """Seconds of writing in the current iteration."""
+    _wait_at_iteration: float = 0.0
+    """Value of `total_wait` when the current iteration began."""
+    _cpu_counted: float = field(default_factory=process_time)
+    """Processor seconds of this process up to `counted_until`."""
+    _busy_cores: float = 1.0
+    """Number of cores that training keeps busy."""
+    _window_cpu: float = 0.0
+    """Processor seconds of training in the recent time from which `_busy_cores` is computed."""
+    _window_seconds: float = 0.0
+    """Seconds of this recent time."""
 
     @classmethod
     def begin(cls, settings: Settings, project: Project, run: str, script: str) -> Overhead:
-        """Return the overhead of a new run, with the measurements of earlier runs of `script`."""
+        """Return the `Overhead` of a run that begins now, with the measurements of earlier runs of `script`."""
         folder = project.cache / "policy"
         file = folder / f"{hashlib.sha256(script.encode()).hexdigest()[:16]}.json"
         try:
-            learnt = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+            earlier_facts = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-            learnt = {}
+            earlier_facts = {}
         budget = DiskBudget(project, run, settings.budget) if settings.budget else None
-        policy = Policy.learnt(settings.epsilon, settings.every, learnt)
-        size = learnt.get("size")
+        policy = Policy.from_facts(settings.epsilon, settings.every, earlier_facts)
+        size = earlier_facts.get("size")
         return cls(policy, file, disk_budget=budget, size=size if isinstance(size, int) else 0)
 
     def end_iteration(self, site: str, seconds: float) -> None:
-        """Count an iteration of a loop, or a loop as a whole, that took `seconds`.
+        """Count an iteration of the loop at `site` that took `seconds`.
 
-        Its depth is given as 1: the run's own time is counted once, by the clock.
+        The policy gets it with depth 1: the computing time of the run is counted elsewhere (`_update_policy`), once.
         """
-        self._count()
-        alone = max(0.0, seconds - (self.total - self._total_at_iteration))
-        writing, self._writing, self._total_at_iteration = self._writing, 0.0, self.total
+        self._update_policy()
+        alone = max(0.0, seconds - (self.total_wait - self._wait_at_iteration))
+        writing, self._writing, self._wait_at_iteration = self._writing, 0.0, self.total_wait
         event = Iteration(alone, depth=1, overlap=min(writing, alone))
         self.policy = self.policy.observe(site, event)
 
     def begin_step(self, loop: str, index: int, written: float) -> None:
         """Count a step of a loop inside the outermost one; `written` is the writing time so far."""
-        self.slowdown.begin_step(loop, index, perf_counter(), written, self.total)
+        self.slowdown.begin_step(loop, index, perf_counter(), written, self.total_wait)
 
-    def _count(self) -> None:
-        """Bring the policy up to date: computing time, and saves that have ended."""
+    def _update_policy(self) -> None:
+        """Report to the policy the computing time since the last call, and the saves that have ended."""
         now = perf_counter()
-        seconds = max(0.0, now - self.now - self.waited)
-        self.now, self.waited = now, 0.0
+        seconds = max(0.0, now - self.counted_until - self.waited)
+        self.counted_until, self.waited = now, 0.0
         self._measure_rate(seconds)
         writing = 0.0
-        while self.done:
-            writing += self._count_save(*self.done.popleft())
+        while self.finished_saves:
+            writing += self._count_save(*self.finished_saves.popleft())
         self._writing += writing
         computing = Iteration(seconds, depth=0, overlap=min(writing, seconds))
-        self.policy = self.policy.observe(RUNNING, computing)
+        self.policy = self.policy.observe(WHOLE_RUN, computing)
 
     def _measure_rate(self, seconds: float) -> None:
-        """Measure how many cores training keeps busy, averaged: saves report CPU time at their end."""
+        """Measure how many cores training keeps busy, averaged: a save reports its processor time at its end."""
         used = process_time()
-        spent, self._used = used - self._used - sum(costs.cpu for _, costs, _ in self.done), used
-        self._spent, self._over = self._spent + spent, self._over + seconds
-        if self._over > _RATE_FROM:
-            self._rate = max(0.0, self._spent) / self._over
-        if self._over > _RATE_WINDOW:
-            self._spent, self._over = self._spent / 2, self._over / 2
+        background = sum(costs.cpu for _, costs, _ in self.finished_saves)
+        spent, self._cpu_counted = used - self._cpu_counted - background, used
+        self._window_cpu += spent
+        self._window_seconds += seconds
+        if self._window_seconds > _RATE_FROM:
+            self._busy_cores = max(0.0, self._window_cpu) / self._window_seconds
+        if self._window_seconds > _RATE_WINDOW:
+            self._window_cpu /= 2
+            self._window_seconds /= 2
 
     def _count_save(self, seq: int, costs: Costs, skipped: Reason | None) -> float:
-        """Tell the policy of a save that has ended; return its seconds in the background."""
+        """Report a save that has ended to the policy; return its seconds of background work."""
         self.in_flight -= 1
-        site, capture = self.captures.pop(seq, (RUNNING, 0.0))
+        site, capture = self.captures.pop(seq, (WHOLE_RUN, 0.0))
         if costs.saved:
             blocking, slowdown = costs.blocking + capture, self.slowdown.slowdown()
             event = Saved(blocking, costs.background, costs.cpu, self.crowded, *slowdown)
@@ -345,7 +347,7 @@ class Overhead:
             self.policy = self.policy.observe(site, event)
             self.lost += self.policy.paid - paid - event.blocking
         else:
-            self.policy = self.policy.wasted(costs.blocking + capture)
+            self.policy = self.policy.with_spent(costs.blocking + capture)
             if skipped is not None:
                 self.refusals[skipped] += 1
         return costs.background
@@ -353,11 +355,14 @@ class Overhead:
     @property
     def crowded(self) -> float:
         """Fraction of a core that a background thread lacks: 0 if training leaves one free."""
-        return min(1.0, max(0.0, self._rate + 1 - _CORES))
+        return min(1.0, max(0.0, self._busy_cores + 1 - _CORES))
 
     def decide(self, site: str, since: float, depth: int, *, ends: bool = False) -> SaveDecision:
-        """Decide whether to save at a site now; `ends` is True after an inner loop."""
-        self._count()
+        """Decide whether to save at a site now; `ends` is True if an inner loop has just ended.
+
+        `since` is the number of seconds since the last boundary that a replay could start from.
+        """
+        self._update_policy()
         busy = self.in_flight >= _MOST_IN_FLIGHT
         facts = BoundaryFacts(since, depth, self.nbytes, ends, self.crowded, busy)
         decision = self.policy.decide(site, facts)
@@ -366,73 +371,74 @@ class Overhead:
         return decision
 
     def affords(self, site: str) -> bool:
-        """Return True if a last checkpoint may be saved that the policy refuses.
+        """Return True if the last checkpoint of a loop may be saved although the policy refuses it.
 
-        Otherwise a short program would leave nothing to compare a replay with. The cost of all such
-        checkpoints is bounded: a tenth of a second, or a twentieth of the time so far, or
-        epsilon if that is less.
+        Without this checkpoint, a short program would leave no state to compare a replay with. These
+        checkpoints together may cost a tenth of a second, or a twentieth of the run so far if this is more;
+        epsilon counts in place of the twentieth if it is smaller.
         """
         cost = self.policy.cost(site)
         share = min(0.05, self.policy.epsilon)
-        allowed = max(0.1, share * (perf_counter() - self._began)) - self._unpaid
+        allowed = max(0.1, share * (perf_counter() - self._began)) - self._allowed_beyond_budget
         if not self.policy.epsilon or cost > allowed:
             return False
-        self._unpaid += cost
+        self._allowed_beyond_budget += cost
         return True
 
     def begin_save(self, seq: int, site: str, seconds: float) -> None:
-        """Count a checkpoint that is submitted to the writer; its capture took `seconds`."""
+        """Count a checkpoint that is about to be submitted to the writer; its capture took `seconds`."""
         self.captures[seq] = (site, seconds)
         self.in_flight += 1
 
     def skip_save(self, seq: int, reason: Reason) -> None:
-        """Count a checkpoint that the writer refused; the cost of its capture is paid."""
-        _, seconds = self.captures.pop(seq, (RUNNING, 0.0))
-        self.policy = self.policy.wasted(seconds)
+        """Count a checkpoint that the writer refused; the time of its capture counts as a cost."""
+        _, seconds = self.captures.pop(seq, (WHOLE_RUN, 0.0))
+        self.policy = self.policy.with_spent(seconds)
         self.in_flight -= 1
         self.refusals[reason] += 1
 
     def end_save(self, seq: int, costs: Costs, skipped: Reason | None = None) -> None:
         """Count a checkpoint that is durable or has failed; called on the writer thread.
 
-        `skipped` is the reason if it was given up without a failure.
+        `skipped` is the reason if the save was given up without a failure.
         """
         if costs.saved:
             self.nbytes = costs.logical
             if self.disk_budget is not None:
                 self.disk_budget.saved(costs)
-        self.done.append((seq, costs, skipped))
+        self.finished_saves.append((seq, costs, skipped))
 
     def add_wait(self, seconds: float) -> None:
         """Count seconds that the program waited for Rearview."""
         self.waited += seconds
-        self.total += seconds
+        self.total_wait += seconds
 
     def enter_loop(self, seconds: float, nbytes: int) -> None:
-        """Count a walk over the objects at the entry of a loop: its `seconds`, `nbytes` of state.
+        """Count the walk over the objects at the entry of a loop: it took `seconds` and found `nbytes` of state.
 
-        If the state of the previous run had another size, as with other arguments, its measurements
-        are dropped.
+        If the state of the previous run had a very different size, as after a change of arguments, the
+        measurements of the previous run are dropped.
         """
-        self._count()
-        self._spent = self._over = 0.0  # the set-up is not typical for the cores that training uses
+        self._update_policy()
+        # the set-up keeps other numbers of cores busy than training
+        self._window_cpu = self._window_seconds = 0.0
         self.add_wait(seconds)
         if not self._entered:
             small, large = sorted((self.size or nbytes, nbytes))
             if large > _SIMILAR_SIZE * small:
                 self.policy = replace(self.policy, sites={})
             self._entered, self.size = True, nbytes
-        self.policy = self.policy.wasted(seconds)
+        self.policy = self.policy.with_spent(seconds)
         self.nbytes = nbytes
 
     def close(self) -> None:
         """Store the measurements for the next run of the same script."""
-        self._count()
+        self._update_policy()
         make_folder(self.file.parent)
         if self.disk_budget is not None:
             self.disk_budget.close()
-        learnt = {**self.policy.facts(), "size": self.size}
-        publish(self.file, msgspec.json.encode(learnt), durable=False)
+        facts = {**self.policy.facts(), "size": self.size}
+        publish(self.file, msgspec.json.encode(facts), durable=False)
 
     def report(self, costs: Costs) -> dict[str, Any]:
         """Return the costs of recording, as `rearview show` prints them."""
@@ -440,9 +446,9 @@ class Overhead:
         return {
             **asdict(costs),
             "skipped": sum(self.refusals.values()),
-            "waited": self.total,
+            "waited": self.total_wait,
             "computed": self.policy.computed,
             "lost": self.lost,
-            "overhead": (self.total + self.lost) / computed,
+            "overhead": (self.total_wait + self.lost) / computed,
             "skipped_because": dict(self.refusals.most_common(5)),
         }

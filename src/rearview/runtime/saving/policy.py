@@ -7,9 +7,9 @@ run n times and saved k times may be saved again if
 
 where M is the cost of a save and R = c M the cost of a restore. The first bound keeps a replay from
 being slower than the run, the second keeps the run within its budget. Here M is the *whole*
-slowdown: the time that training waits, and the time that it loses to the threads that write.
+slowdown: the time that training waits, and the time that training loses to the threads that write.
 
-Costs are measured per *site*: one edge of one loop, such as the start of iterations of `epoch`.
+Costs are measured per *site*: the start of the iterations of one loop, or the end of this loop.
 """
 
 from __future__ import annotations
@@ -19,38 +19,40 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-RECENT = 0.3
-"""Weight of the newest observation: states grow and machines get busy, so old ones fade."""
-PRIOR = 3
-"""Iterations without and during a save after which measurements outweigh assumptions."""
-SHARED = 0.1
-"""Seconds assumed lost per background processor second if a core is free: caches are shared."""
-CROWDED = 1.5
-"""The same if no core is free: training threads wait for the one that was displaced."""
-RUNNING = ""
-"""Site that counts computing time which no finished iteration accounts for yet."""
-NAIVE = 1.38
+NEWEST_WEIGHT = 0.3
+"""Weight of the newest observation in a mean; older observations count less, as states grow and machines get busy."""
+PRIOR_ITERATIONS = 3
+"""Number of iterations, during a save and without, after which measurements outweigh assumptions."""
+LOSS_WITH_FREE_CORE = 0.1
+"""Seconds that training is assumed to lose per background processor second if a core is free: caches are shared."""
+LOSS_WITHOUT_FREE_CORE = 1.5
+"""Seconds that training is assumed to lose per background processor second if no core is free: training threads
+wait for the displaced one."""
+WHOLE_RUN = ""
+"""Name of an additional site, for the computing time of the run as a whole."""
+RESTORE_PER_SAVE = 1.38
 """Restore time divided by save time, before a restore was measured: mean of the paper's workloads."""
-COPY = 4e9
+COPY_SPEED = 4e9
 """Bytes per second assumed for the copy, before one was measured."""
-FIXED = 5e-4
+FIXED_COST = 5e-4
 """Seconds assumed for a save of any size, before one was measured."""
-ASIDE = 5e8
+WRITE_SPEED = 5e8
 """Bytes written per second of slowdown if no core is free, before a save was measured."""
-RESERVE = 0.25
-"""Fraction of the budget kept back if no core is free: losses are least certain there."""
-UNKNOWN = 2e-3
+BUDGET_RESERVE = 0.25
+"""Fraction of the budget left unused if no core is free: then losses are least certain."""
+UNKNOWN_COST = 2e-3
 """Seconds assumed for a save whose size is not known."""
 OUTER_SHARE = 1e-4
-"""A checkpoint must save this fraction of the run so far: 10^4 checkpoints, then ever fewer."""
-BRIEF = 0.25
-"""Replays shorter than this many seconds are hardly worth a checkpoint."""
-BRIEF_SHARE = 0.01
-"""Fraction of computing time that saving may cost below `BRIEF`: far less than epsilon."""
+"""A checkpoint must spare a replay at least this fraction of the run so far: the more checkpoints there are, the
+fewer are added."""
+SMALL_GAIN = 0.25
+"""Seconds; a checkpoint that spares a replay less computing is hardly worth saving."""
+SMALL_GAIN_SHARE = 0.01
+"""Fraction of the spared computing time that a checkpoint may cost if this time is below `SMALL_GAIN` seconds."""
 INNER_SHARE = 5e-3
 """Like `OUTER_SHARE`, for boundaries of inner loops."""
 INNER_LEAST = 10.0
-"""Seconds between checkpoints of inner loops at least: for shorter gaps the outer loop is enough."""
+"""Least seconds between checkpoints of inner loops: if less time passed, those of the outer loop are enough."""
 
 
 class Reason(StrEnum):
@@ -83,6 +85,7 @@ class Iteration:
     seconds: float
     """Computing time, without the time that training waited for Rearview."""
     depth: int = 0
+    """If 0, `seconds` count as computing time of the run."""
     overlap: float = 0.0
     """Seconds of the iteration during which a checkpoint was being written."""
 
@@ -99,10 +102,10 @@ class Saved:
     """Processor seconds that background threads used."""
     crowded: float = 1.0
     """Fraction of a core that background threads lack: 0 if one was free."""
-    slowed: float = 0.0
-    """Fraction of background time that training loses, measured on its steps."""
-    sure: float = 0.0
-    """Confidence in `slowed`, from 0 to 1."""
+    slowdown: float = 0.0
+    """Fraction of the background seconds that training loses, measured from its steps."""
+    confidence: float = 0.0
+    """Confidence in `slowdown`, from 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,15 +123,15 @@ class LoopStats:
     """Measurements at one site: n, k, C, M and R of the invariant."""
 
     n: int = 0
-    """Iterations in this run."""
+    """Number of iterations in this run."""
     k: int = 0
-    """Checkpoints in this run."""
+    """Number of checkpoints in this run."""
     computed: float = 0.0
     """Computing seconds in this run: n times the mean C."""
     save: float | None = None
-    """M: recent mean of the slowdown by a save, in seconds."""
+    """M: recent mean of the slowdown by a save, in seconds; None if not measured yet."""
     restores: float | None = None
-    """R: recent mean of a restore, in seconds."""
+    """R: recent mean of the duration of a restore, in seconds; None if not measured yet."""
     alone: float = 0.0
     """Mean seconds of iterations during which nothing was written."""
     alone_count: int = 0
@@ -136,49 +139,51 @@ class LoopStats:
     """Mean seconds of iterations during which a save was written."""
     beside_count: int = 0
     overlap: float = 0.0
-    """Mean seconds of writing in such iterations."""
+    """Mean seconds of writing in iterations during which a save was written."""
 
     def observe(self, event: Event) -> LoopStats:
-        """Return these measurements with one more event."""
+        """Return these measurements with one event added."""
         if isinstance(event, Iteration):
-            return self._iterated(event)
+            return self._with_iteration(event)
         if isinstance(event, Saved):
             cost = event.blocking
-            mean = _mix(self.save, cost)
+            mean = _updated_mean(self.save, cost)
             if self.k == 1:
-                # the first save of a run also stored what never changes: not typical
+                # the first save of a run is not typical: it also stored what never changes
                 mean = min(mean, cost)
             return replace(self, k=self.k + 1, save=mean)
-        return replace(self, restores=_mix(self.restores, event.seconds))
+        return replace(self, restores=_updated_mean(self.restores, event.seconds))
 
     @property
-    def seen(self) -> int:
-        """Number of pairs of iterations, without and during a save, that can be compared."""
+    def comparable_pairs(self) -> int:
+        """Number of iterations during a save that can each be compared with an iteration without a save."""
         return min(self.alone_count, self.beside_count)
 
     def contention(self, event: Saved) -> float:
-        """Return the seconds that training loses to the background part of a save.
+        """Return the seconds that training loses to the background work of a save.
 
-        Steps during a save are compared with steps alone; if a loop has no steps, its iterations
-        are compared, per second of overlap. Until enough of both were measured, the estimate is the
-        processor time, or a small part of it if training leaves a core free.
+        The measured slowdown of the steps (`event.slowdown`) counts as far as its confidence goes. For the rest,
+        iterations during a save are compared with iterations without a save. Until enough of both were measured,
+        the estimate is the processor time of the save, times `LOSS_WITHOUT_FREE_CORE` or `LOSS_WITH_FREE_CORE`.
         """
-        estimate = event.cpu * (SHARED + (CROWDED - SHARED) * event.crowded)
-        if self.seen and self.overlap > 0:
+        more_loss = (LOSS_WITHOUT_FREE_CORE - LOSS_WITH_FREE_CORE) * event.crowded
+        estimate = event.cpu * (LOSS_WITH_FREE_CORE + more_loss)
+        if self.comparable_pairs and self.overlap > 0:
             rate = min(1.0, max(0.0, (self.beside - self.alone) / self.overlap))
-            sure = self.seen / (self.seen + PRIOR)
-            estimate = (1 - sure) * estimate + sure * rate * event.background
-        return (1 - event.sure) * estimate + event.sure * event.slowed * event.background
+            confidence = self.comparable_pairs / (self.comparable_pairs + PRIOR_ITERATIONS)
+            estimate = (1 - confidence) * estimate + confidence * rate * event.background
+        measured = event.slowdown * event.background
+        return (1 - event.confidence) * estimate + event.confidence * measured
 
     def facts(self) -> dict[str, Any]:
-        """Return the measurements that the next run can use, as plain values."""
+        """Return the measurements that the next run can use, by name."""
         return {
             "save": self.save,
             "restores": self.restores,
             "alone": self.alone,
-            "alone_count": min(self.alone_count, PRIOR),
+            "alone_count": min(self.alone_count, PRIOR_ITERATIONS),
             "beside": self.beside,
-            "beside_count": min(self.beside_count, PRIOR),
+            "beside_count": min(self.beside_count, PRIOR_ITERATIONS),
             "overlap": self.overlap,
         }
 
@@ -193,33 +198,33 @@ class LoopStats:
         }
         return cls(**numbers)
 
-    def _iterated(self, event: Iteration) -> LoopStats:
-        grown = replace(self, n=self.n + 1, computed=self.computed + event.seconds)
+    def _with_iteration(self, event: Iteration) -> LoopStats:
+        counted = replace(self, n=self.n + 1, computed=self.computed + event.seconds)
         if not self.n:
-            return grown  # the first iteration warms caches: not typical
+            return counted  # the first iteration is not typical: it fills caches
         if event.overlap > 0:
             count = self.beside_count + 1
-            weight = max(RECENT, 1 / count)
+            weight = max(NEWEST_WEIGHT, 1 / count)
             return replace(
-                grown,
+                counted,
                 beside=self.beside + weight * (event.seconds - self.beside),
                 overlap=self.overlap + weight * (event.overlap - self.overlap),
                 beside_count=count,
             )
         count = self.alone_count + 1
-        weight = max(RECENT, 1 / count)
+        weight = max(NEWEST_WEIGHT, 1 / count)
         return replace(
-            grown, alone=self.alone + weight * (event.seconds - self.alone), alone_count=count
+            counted, alone=self.alone + weight * (event.seconds - self.alone), alone_count=count
         )
 
 
-def _mix(mean: float | None, value: float) -> float:
-    return value if mean is None else (1 - RECENT) * mean + RECENT * value
+def _updated_mean(mean: float | None, value: float) -> float:
+    return value if mean is None else (1 - NEWEST_WEIGHT) * mean + NEWEST_WEIGHT * value
 
 
 @dataclass(frozen=True, slots=True)
 class BoundaryFacts:
-    """The facts about one boundary that the policy decides from."""
+    """The facts about one boundary from which the policy decides."""
 
     since: float
     """Computing seconds since the last boundary that a replay could start from."""
@@ -232,7 +237,7 @@ class BoundaryFacts:
     crowded: float = 0.0
     """Fraction of a core that the writer lacks: 0 if training leaves one free."""
     busy: bool = False
-    """Whether the previous checkpoint is still being written and there is no room for another."""
+    """Whether earlier checkpoints are still being written, so that there is no room for another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +254,7 @@ class SaveDecision:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Save as often as makes replay faster, within the fraction `epsilon` of the computing time.
+    """Saves wherever this makes a replay faster, and spends at most the fraction `epsilon` of the computing time.
 
     >>> policy = Policy(epsilon=0.1)
     >>> policy = policy.observe("epoch", Iteration(seconds=10.0))
@@ -268,8 +273,8 @@ class Policy:
     """Computing seconds in this run, in all outermost loops."""
 
     @classmethod
-    def learnt(cls, epsilon: float, every: bool, facts: Mapping[str, Any]) -> Policy:
-        """Return a policy that starts with the measurements that an earlier run stored in `facts`."""
+    def from_facts(cls, epsilon: float, every: bool, facts: Mapping[str, Any]) -> Policy:
+        """Return a policy that begins with the measurements in `facts`, stored by an earlier run."""
         sites = {
             name: LoopStats.from_facts(site)
             for name, site in facts.get("sites", {}).items()
@@ -278,19 +283,19 @@ class Policy:
         return cls(epsilon, every, sites)
 
     def facts(self) -> dict[str, Any]:
-        """Return the measurements for a later run of the same script, as plain values."""
+        """Return the measurements for a later run of the same script."""
         return {"sites": {name: site.facts() for name, site in self.sites.items()}}
 
     def observe(self, name: str, event: Event) -> Policy:
-        """Return this policy with one more event at site `name`."""
+        """Return this policy with one event at site `name` added."""
         paid, computed = self.paid, self.computed
         site = self.sites.get(name, LoopStats())
         if isinstance(event, Iteration) and event.depth == 0:
             computed += event.seconds
         elif isinstance(event, Saved):
-            # the end of an inner loop has no iterations: use the best measured site
-            others = (other for key, other in self.sites.items() if key != RUNNING)
-            best_measured = max((site, *others), key=lambda each: each.seen)
+            # the site of a loop's end has no iterations: take the slowdown from the best measured site
+            measured_sites = (stats for key, stats in self.sites.items() if key != WHOLE_RUN)
+            best_measured = max((site, *measured_sites), key=lambda each: each.comparable_pairs)
             event = Saved(event.blocking + best_measured.contention(event))
             paid += event.blocking
         site = site.observe(event)
@@ -316,54 +321,56 @@ class Policy:
             or SaveDecision(
                 True,
                 Reason.PAYS,
-                f"costs {_s(cost)} and saves a replay {_s(facts.since)} of computing",
+                f"costs {_seconds(cost)} and saves a replay {_seconds(facts.since)} of computing",
                 cost,
             )
         )
 
     def cost(self, name: str, nbytes: int = 0, crowded: float = 0.0) -> float:
-        """Return M: seconds that one more save at this site is expected to cost."""
+        """Return M: the seconds that the next save at this site is expected to cost."""
         site = self.sites.get(name)
         if site is not None and site.save is not None:
             return site.save
-        # another site of the same run saves about the same state
-        measured = [other.save for other in self.sites.values() if other.save is not None]
+        # a save at another site of this run stores about the same state
+        measured = [stats.save for stats in self.sites.values() if stats.save is not None]
         if measured:
             return max(measured)
-        return FIXED + nbytes / COPY + crowded * nbytes / ASIDE if nbytes else UNKNOWN
+        if not nbytes:
+            return UNKNOWN_COST
+        return FIXED_COST + nbytes / COPY_SPEED + crowded * nbytes / WRITE_SPEED
 
     def restore(self, name: str, nbytes: int = 0) -> float:
-        """Return R: seconds that a restore is expected to cost; c M until one was measured."""
+        """Return R: the seconds that a restore is expected to take; a multiple of M until one was measured."""
         site = self.sites.get(name)
         if site is not None and site.restores is not None:
             return site.restores
-        return NAIVE * self.cost(name, nbytes)
+        return RESTORE_PER_SAVE * self.cost(name, nbytes)
 
     def share(self, name: str) -> float:
         """Return the fraction of computing time that saving at this site may take."""
         cost = self.cost(name)
-        scale = self.restore(name) / cost if cost else NAIVE
+        scale = self.restore(name) / cost if cost else RESTORE_PER_SAVE
         return min(1 / (1 + scale), self.epsilon)
 
     def _over_budget(
         self, name: str, facts: BoundaryFacts, cost: float, restore: float
     ) -> SaveDecision | None:
-        allowed = self.epsilon * (1 - RESERVE * facts.crowded)
+        allowed = self.epsilon * (1 - BUDGET_RESERVE * facts.crowded)
         share = min(cost / (cost + restore) if cost else 1.0, allowed)
-        # equation 4 over all sites at once: loops within loops share one budget
+        # equation 4 over all sites together: nested loops share one budget
         computed = max(self.computed, facts.since)
-        left = share * computed - self.paid
-        if cost > left:
+        allowance = share * computed - self.paid
+        if cost > allowance:
             text = (
-                f"it would cost {_s(cost)}; {share * 100:.3g} % of the {_s(computed)} computed so far "
-                f"leave {_s(max(left, 0))}"
+                f"it would cost {_seconds(cost)}; {share * 100:.3g} % of the {_seconds(computed)} computed so far "
+                f"leave {_seconds(max(allowance, 0))}"
             )
             return SaveDecision(False, Reason.OVER_BUDGET, text, cost)
         site = self.sites.get(name)
         if site is not None and 0 < share * site.computed < cost * (site.k + 1):
             text = (
-                f"{site.k + 1} saves of {_s(cost)} exceed {share * 100:.3g} % of the "
-                f"{_s(site.computed)} that this loop has computed"
+                f"{site.k + 1} saves of {_seconds(cost)} exceed {share * 100:.3g} % of the "
+                f"{_seconds(site.computed)} that this loop has computed"
             )
             return SaveDecision(False, Reason.OVER_BUDGET, text, cost)
         return None
@@ -371,47 +378,45 @@ class Policy:
     def _no_gain(self, facts: BoundaryFacts, cost: float, restore: float) -> SaveDecision | None:
         if facts.since < cost + restore:
             text = (
-                f"computing {_s(facts.since)} again is no slower than saving and restoring "
-                f"({_s(cost + restore)})"
+                f"computing {_seconds(facts.since)} again is no slower than saving and restoring "
+                f"({_seconds(cost + restore)})"
             )
             return SaveDecision(False, Reason.NO_GAIN, text, cost)
-        # not at the end of an inner loop: thousands of short ones can be skipped
-        brief = facts.since < BRIEF and not facts.ends
-        if brief and cost > BRIEF_SHARE * facts.since:
-            text = f"it would save {_s(facts.since)}, too little for the {_s(cost)} that it costs"
+        # an inner loop that has ended is exempt: a replay can skip thousands of short loops
+        is_small_gain = facts.since < SMALL_GAIN and not facts.ends
+        if is_small_gain and cost > SMALL_GAIN_SHARE * facts.since:
+            text = f"it would save {_seconds(facts.since)}, too little for the {_seconds(cost)} that it costs"
             return SaveDecision(False, Reason.LITTLE_FOR_COST, text, cost)
-        least = self.computed * (INNER_SHARE if facts.depth else OUTER_SHARE)
-        if facts.since < least:
-            text = f"it would save {_s(facts.since)}, too little of the {_s(self.computed)} run"
+        least_seconds = self.computed * (INNER_SHARE if facts.depth else OUTER_SHARE)
+        if facts.since < least_seconds:
+            text = f"it would save {_seconds(facts.since)}, too little of the {_seconds(self.computed)} run"
             return SaveDecision(False, Reason.LITTLE_OF_RUN, text, cost)
         return None
 
     def _inner(self, facts: BoundaryFacts, cost: float) -> SaveDecision | None:
-        """Refuse inner boundaries unless iterations are so long that outer ones leave wide gaps."""
+        """Refuse an inner boundary unless enough time has passed since the last place to start a replay from."""
         period = max(INNER_LEAST, cost / self.epsilon)
         if facts.since < period:
-            text = (
-                f"an inner boundary is worth saving every {_s(period)}, not after {_s(facts.since)}"
-            )
+            text = f"an inner boundary is worth saving every {_seconds(period)}, not after {_seconds(facts.since)}"
             return SaveDecision(False, Reason.INNER_INTERVAL, text, cost)
         return self._for_outer_loop(facts, cost)
 
     def _for_outer_loop(self, facts: BoundaryFacts, cost: float) -> SaveDecision | None:
-        """Refuse if the outermost loop, where runs are resumed, would have no budget left."""
+        """Refuse if this save would leave no budget for the outermost loop, where runs are resumed."""
         if cost * 2 > self.epsilon * max(self.computed, facts.since) - self.paid:
-            text = f"what the budget leaves ({_s(cost)}) is kept for the outer loop"
+            text = f"what the budget leaves ({_seconds(cost)}) is kept for the outer loop"
             return SaveDecision(False, Reason.FOR_OUTER_LOOP, text, cost)
         return None
 
-    def wasted(self, seconds: float) -> Policy:
-        """Return this policy with `seconds` paid for a checkpoint that was not saved."""
+    def with_spent(self, seconds: float) -> Policy:
+        """Return this policy with `seconds` spent on a checkpoint that was not saved."""
         return replace(self, paid=self.paid + seconds)
 
 
-def _s(seconds: float) -> str:
-    """Return a duration as people write it.
+def _seconds(seconds: float) -> str:
+    """Return a duration as text for people.
 
-    >>> _s(0.0123), _s(2.5), _s(7200.0)
+    >>> _seconds(0.0123), _seconds(2.5), _seconds(7200.0)
     ('12.3 ms', '2.5 s', '2 h')
     """
     if seconds < 1:

@@ -1,10 +1,10 @@
 """Staging memory: allocated once, reused for the copy of every checkpoint.
 
-`Staging` hands out parts of one mapping; `Staged` holds the copies of one checkpoint in it.
+`Staging` leases parts of one memory mapping; `Staged` holds the copies of one checkpoint in such a part.
 
 `Device` copies accelerator memory to the host while the computation continues: on a stream of its
-own, into pinned memory that is allocated once. The copy starts when the work queued so far is done,
-and later work on the training's stream waits for it on the device, so that the training thread only
+own, into pinned memory that is allocated once. The copy starts when the device has done the work queued so far,
+and later work on the training's stream waits on the device for the copy, so that the training thread only
 pays for queueing. The writer thread waits for the bytes.
 """
 
@@ -25,13 +25,13 @@ from rearview.runtime.saving.late_copy import LateCopy
 
 PAGE = 4096
 SMALL = 16 << 20
-"""Bytes in which several small checkpoints may wait for the disk together, if there is no bound."""
-DEEPEST = 8
-"""Most checkpoints in flight: a program waits for them when it ends."""
-SPARE = 1 << 20
-"""Most bytes that a checkpoint may take outside of the mapping while that is in use."""
-COLD = 32 << 20
-"""Bytes that may be touched for the first time while training waits; more are prepared before."""
+"""Bytes that small checkpoints waiting for the disk may take together, if the user has set no bound."""
+MOST_IN_FLIGHT = 8
+"""Most checkpoints in flight: a program waits for all of them when it ends."""
+LARGEST_SPARE = 1 << 20
+"""Most bytes that a checkpoint may take outside the mapping, if the mapping is full."""
+MOST_NEW_BYTES = 32 << 20
+"""Bytes of new memory that may be used for the first time while training waits; more are prepared before."""
 _NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _WARM_STEP = 2 << 20
 """Bytes touched at a time while memory is prepared: one huge page."""
@@ -39,7 +39,7 @@ _WARM_STEP = 2 << 20
 
 @dataclass(slots=True)
 class Fetch:
-    """Copies from accelerators under way; `wait` returns their bytes, valid until `Device.release`."""
+    """Running copies of tensors from accelerators; `wait` returns the bytes, valid until `Device.release`."""
 
     host: dict[str, Any] = field(default_factory=dict)
     events: list[Any] = field(default_factory=list)
@@ -50,16 +50,16 @@ class Fetch:
         return sum(int(each.nbytes) for each in self.host.values())
 
     def wait(self) -> dict[str, memoryview]:
-        """Return the bytes of every tensor once all copies are done; holds no lock while waiting."""
+        """Wait until all copies are done and return the bytes of every tensor; holds no lock while waiting."""
         for event in self.events:
             event.synchronize()
         return {key: memoryview(each.numpy()).cast("B") for key, each in self.host.items()}
 
 
 class Device:
-    """Pinned memory and one side stream per device; one fetch at a time.
+    """Copies tensors from accelerators, with pinned memory and one extra stream per device; one fetch at a time.
 
-    `cuda` is `torch.cuda`, or anything that has its streams and events.
+    `cuda` is `torch.cuda`, or an object with the same streams and events.
     """
 
     def __init__(self, cuda: Any = None, *, pin: bool = True) -> None:
@@ -90,7 +90,7 @@ class Device:
                         fetch.host[key] = host
                 event = cuda.Event()
                 event.record(side)
-            current.wait_event(event)  # and nothing computed later
+            current.wait_event(event)  # the copy includes nothing computed later
             fetch.events.append(event)
         self.busy = True
         return fetch
@@ -120,24 +120,24 @@ class Staged:
     """The copies of one checkpoint's changed buffers in staging memory."""
 
     views: dict[str, memoryview] = field(default_factory=dict)
-    """The copies, by key."""
+    """The copies, by key of the buffer."""
     tiny: dict[str, int] = field(default_factory=dict)
-    """Sizes of the tiny buffers, whose copies lie end to end in `gathered`."""
+    """By key: sizes of the tiny buffers, whose copies follow one another in `gathered`."""
     gathered: memoryview = field(default_factory=lambda: memoryview(b""))
     nbytes: int = 0
     shared: dict[str, Staged] = field(default_factory=dict)
-    """Buffers that equal a copy of an earlier checkpoint which is not durable yet."""
+    """By key: copies of an earlier checkpoint, not durable yet, that equal buffers of this one."""
     refs: Mapping[str, ObjectRef] | None = None
-    """Where the copies are stored; None until they are, or if that failed."""
+    """Where the copies are stored; None before the save, or if the save failed."""
     late: LateCopy | None = None
-    """Copies that are made after training has resumed."""
+    """Copies that are made after training has resumed; None if all are made at once."""
     trial: dict[str, int] = field(default_factory=dict)
-    """Addresses of buffers not yet tried for late copying."""
+    """By key: addresses of buffers that are tested now, to see whether they may be copied late next time."""
     trial_delay: float = 0.0
-    """Seconds after which those buffers are checked again."""
+    """Seconds between the copy and this test."""
 
     def separate_tiny(self) -> None:
-        """Give every tiny buffer its own view; done on the writer thread."""
+        """Give every tiny buffer its own view; called on the writer thread."""
         at = 0
         for key, size in self.tiny.items():
             self.views[key] = self.gathered[at : at + size]
@@ -159,22 +159,22 @@ class Lease:
     end: int
     view: memoryview
     spare: bool = False
-    """Whether it is separate memory, outside of the mapping."""
+    """Whether this is separate memory, outside the mapping."""
 
 
 class Staging:
-    """One memory mapping, leased in order like a ring; its used size never exceeds the bound.
+    """One memory mapping, leased in order like a ring; the leases together never exceed the bound.
 
     The address range is reserved once and costs nothing; a page costs memory from its first use
-    until `trim` or `close`. So a state that grows touches only new pages, where a new, larger
-    buffer would touch all of them: first touch is ten times slower than the copy.
+    until `trim` or `close`. A state that grows uses only the additional pages for the first time; with a new,
+    larger buffer, it would use all pages for the first time, which is ten times slower than the copy.
     """
 
     def __init__(self, bound: int = 0) -> None:
         self.bound = bound
-        """Bytes; 0 lets it grow to the largest single request, or to `SMALL`."""
+        """Bytes; if 0, the used memory may grow to the largest single request, or to `SMALL` if that is more."""
         self.touched = 0
-        """Bytes that are present."""
+        """Bytes from the start of the mapping that were used before, so that their pages are in memory."""
         self._largest = 0
         self._map: mmap.mmap | None = None
         self._leases: deque[Lease] = deque()
@@ -186,15 +186,15 @@ class Staging:
 
     @property
     def depth(self) -> int:
-        """Number of checkpoints of the largest size so far that may be in flight at once."""
-        return min(DEEPEST, max(1, self.limit // self._largest)) if self._largest else 1
+        """Number of checkpoints that may be in flight at once, if all had the largest size so far."""
+        return min(MOST_IN_FLIGHT, max(1, self.limit // self._largest)) if self._largest else 1
 
     def fits(self, need: int) -> bool:
         """Return True if a request of `need` bytes could ever be met."""
         return not self.bound or need <= self.bound
 
     def take(self, need: int) -> Lease | None:
-        """Return `need` bytes, or None while checkpoints in flight hold too much."""
+        """Return a lease of `need` bytes, or None if the checkpoints in flight leave too little."""
         need = max(PAGE, need + -need % PAGE)
         if not self.fits(need):
             return None
@@ -202,7 +202,7 @@ class Staging:
             self._largest = max(self._largest, need)
             start = 0
         elif self._leases[-1].start >= self._leases[0].start:
-            # in use: one part in the middle; free: behind it, and before it
+            # the leases are one block: there is room after this block, and before it
             start = self._leases[-1].end
             if start + need > max(self.limit, need):
                 start = 0
@@ -219,26 +219,29 @@ class Staging:
         return lease
 
     def is_cold(self, need: int) -> bool:
-        """Return True if so much of `need` bytes was never touched that a copy would be slow."""
-        return need - self.touched > COLD
+        """Return True if a copy of `need` bytes would be slow, as too many of these bytes were never used."""
+        return need - self.touched > MOST_NEW_BYTES
 
     def take_spare(self, need: int) -> Lease | None:
-        """Return a little extra memory, for a checkpoint that shares most with one in flight."""
-        return Lease(0, need, memoryview(bytearray(need)), spare=True) if need <= SPARE else None
+        """Return a lease outside the mapping if `need` is small: most of the checkpoint equals one in flight."""
+        return (
+            Lease(0, need, memoryview(bytearray(need)), spare=True)
+            if need <= LARGEST_SPARE
+            else None
+        )
 
     def release(self, lease: Lease) -> None:
-        """Take back a lease; its memory stays present for the next."""
+        """End a lease; its pages stay in memory for the next one."""
         lease.view.release()
         if not lease.spare:
             self._leases.remove(lease)
 
     def warm(self, nbytes: int) -> None:
-        """Make `nbytes` present now, so that the first copy into them runs at full speed.
+        """Use the first `nbytes` of the mapping now, so that the first copy into them runs at full speed.
 
-        The caller must take no lease until this returns: it writes zeros. For such a page fault
-        the kernel takes the lock of this one mapping; `MADV_POPULATE_WRITE` would hold the lock of
-        the whole address space, for which training waits whenever its allocator maps or unmaps
-        memory.
+        The caller must take no lease until this returns: zeros are written. For each page fault
+        the kernel takes the lock of this one mapping. `MADV_POPULATE_WRITE` would hold the lock of
+        the whole address space, and training would wait whenever its allocator maps or unmaps memory.
         """
         nbytes = min(nbytes + -nbytes % PAGE, self.bound or nbytes + PAGE)
         if nbytes <= self.touched:
@@ -251,7 +254,7 @@ class Staging:
             self.touched = max(self.touched, at + size)
 
     def trim(self, keep: int) -> None:
-        """Free the memory beyond `keep` bytes if that is more than half of it."""
+        """Free the memory after the first `keep` bytes if this is more than half of the memory in use."""
         keep += -keep % PAGE
         self._largest = min(self._largest, keep)
         keep = keep if self.bound else max(keep, SMALL)
@@ -270,7 +273,7 @@ class Staging:
                 memory.close()
 
     def forget(self) -> None:
-        """Drop the mapping without touching it: a forked child does not have it."""
+        """In a forked child, drop the mapping without using it: the child does not have this memory."""
         self._map = None
         self._leases = deque()
 
@@ -281,7 +284,7 @@ class Staging:
         if self._leases:
             raise MemoryError(f"{need} bytes of staging memory are not available")
         self.close()
-        preferred = self.bound or max(2 * need, _memory())
+        preferred = self.bound or max(2 * need, _total_memory())
         for size in (preferred + -preferred % PAGE, need + -need % PAGE):
             try:
                 self._map = mmap.mmap(
@@ -299,24 +302,26 @@ class Staging:
 
 
 def free_memory() -> int:
-    """Return the bytes that this process could still use, on the machine and in its control group."""
+    """Return how many more bytes this process could use, by the machine and by its control groups."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:  # noqa: PTH123 - before a copy
             kib = next(int(line.split()[1]) for line in lines if line.startswith("MemAvail"))
-        left = kib << 10
+        available = kib << 10
     except (OSError, StopIteration, ValueError):
-        left = _memory()
-    return max(0, min([left, *_group_room()]))
+        available = _total_memory()
+    return max(0, min([available, *_group_room()]))
 
 
-def _group_room(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> Iterator[int]:
-    """Yield the bytes left below each memory limit of this process's control groups.
+def _group_room(
+    root: str = "/sys/fs/cgroup", groups_file: str = "/proc/self/cgroup"
+) -> Iterator[int]:
+    """Yield, for each memory limit of this process's control groups, the bytes left until it is reached.
 
-    Containers and batch systems set such limits and kill a process that exceeds one. Both versions
+    Containers and batch systems set memory limits and kill a process that exceeds one. Both versions
     of control groups are read; a limit that cannot be read is ignored.
     """
     try:
-        with open(own, encoding="utf-8") as lines:  # noqa: PTH123 - before a copy
+        with open(groups_file, encoding="utf-8") as lines:  # noqa: PTH123 - before a copy
             groups = [line.rstrip("\n").split(":", 2)[1:] for line in lines]
     except (OSError, ValueError):
         return
@@ -330,9 +335,9 @@ def _group_room(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") ->
         names = [name for name in path.split("/") if name]
         for depth in range(len(names), -1, -1):
             folder = "/".join([base, *names[:depth]])
-            with contextlib.suppress(OSError, ValueError):  # "max", or not there
-                most = int(Path(folder, limit).read_text())
-                yield most - int(Path(folder, used).read_text()) + _reclaimable(folder)
+            with contextlib.suppress(OSError, ValueError):  # "max", or no file
+                limit_bytes = int(Path(folder, limit).read_text())
+                yield limit_bytes - int(Path(folder, used).read_text()) + _reclaimable(folder)
 
 
 def _reclaimable(folder: str) -> int:
@@ -345,6 +350,6 @@ def _reclaimable(folder: str) -> int:
     return next((int(word[1]) for word in words if word[0] == "inactive_file"), 0)
 
 
-def _memory() -> int:
+def _total_memory() -> int:
     """Return the bytes of memory of this machine."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,10 +1,10 @@
-"""The writer: copies a snapshot while training waits, saves it on a background thread.
+"""The writer: copies a snapshot while training waits, and saves the copy on a background thread.
 
 Training pays for one copy of the changed bytes; hashing, compressing and writing happen on the
-writer thread. The writer never raises into the program and never makes it wait for a disk: if the
-previous checkpoint is still being written, the new one is skipped. After failed saves it skips more
-and more boundaries. `RemoteCopy` copies the run to its remote after each save, so that it can be resumed if
-this machine is lost.
+writer thread. The writer never raises into the program and never makes the program wait for a disk: if the
+previous checkpoint is still being written, the writer skips the new one. After each failed save in a row, the
+writer skips more boundaries. `RemoteCopy` copies the run to its remote after each save, so that the run can be
+resumed if this machine is lost.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rearview.runtime.saving.late_copy import OvertakenError
 from rearview.runtime.saving.overhead import Costs
 from rearview.runtime.saving.policy import Reason
 from rearview.runtime.saving.staging import (
-    DEEPEST,
+    MOST_IN_FLIGHT,
     Device,
     Fetch,
     Lease,
@@ -41,11 +41,11 @@ from rearview.store.checkpoints.checkpoints import Checkpoints
 SKELETON = "skeleton"
 """Key of the part that holds everything but the buffers."""
 RECAPTURE_WAIT = 0.2
-"""Seconds that writing waits at most for the next capture, which needs the interpreter as well."""
+"""Most seconds that writing waits for an expected capture, which also needs the interpreter lock."""
 NICENESS = 10
 """Added to the nice value of background threads, so that training goes first."""
 _LONGEST_PAUSE = 64
-"""Boundaries that are skipped at most after failed saves."""
+"""Most boundaries that are skipped after a failed save."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,27 +53,27 @@ class PendingCheckpoint:
     """A snapshot whose buffers are copied, waiting to be written."""
 
     snapshot: Snapshot
-    """Without its buffers: the copies are in `staged`."""
+    """The snapshot without its buffers: the copies are in `staged`."""
     unchanged: dict[str, ObjectRef]
-    """Where unchanged buffers were stored before."""
+    """By key: where unchanged buffers were stored before."""
     staged: Staged
     lease: Lease
     fetch: Fetch | None
-    """Tensors of accelerators on their way to the host."""
+    """Tensors being copied from accelerators to the host; None if the state has none."""
     blocking: float
     """Seconds that training waited."""
     recapture: bool
-    """Whether the state is about to be captured again."""
+    """Whether the state will be captured again before training resumes."""
 
 
 class SaveFailures:
-    """Saves that failed: warn once per kind, and skip ever more boundaries while they last."""
+    """Counts failed saves: one warning per cause; after each failure in a row, more boundaries are skipped."""
 
     def __init__(self, warn: Callable[[str], None] | None) -> None:
         self.count = 0
         """Saves that failed since the last success."""
         self.pause = 0
-        """Boundaries that are still to be skipped."""
+        """Number of next boundaries to skip."""
         self._warn = warn or logging.getLogger("rearview").warning
         self._warned: set[str] = set()
 
@@ -81,18 +81,18 @@ class SaveFailures:
         """Count a failed save and warn about it."""
         self.count += 1
         self.pause = min(_LONGEST_PAUSE, 2 ** (self.count - 1)) - 1
-        kind = exc.slug if isinstance(exc, RearviewError) else type(exc).__name__
-        self.warn_once(kind, f"Checkpoint {checkpoint} was not saved; training continues. {exc}")
+        cause = exc.slug if isinstance(exc, RearviewError) else type(exc).__name__
+        self.warn_once(cause, f"Checkpoint {checkpoint} was not saved; training continues. {exc}")
 
     def clear(self) -> None:
         """Forget the failures: a save has succeeded."""
         self.count = 0
         self._warned.clear()
 
-    def warn_once(self, kind: str, message: str) -> None:
-        """Warn, unless there was a warning of this kind since the last success."""
-        if kind not in self._warned:
-            self._warned.add(kind)
+    def warn_once(self, cause: str, message: str) -> None:
+        """Warn, unless there was a warning with this cause (`cause`) since the last success."""
+        if cause not in self._warned:
+            self._warned.add(cause)
             try:
                 self._warn(message)
             except Exception:
@@ -100,11 +100,11 @@ class SaveFailures:
 
 
 class Writer:
-    """Saves checkpoints in the background, one after the other.
+    """Saves checkpoints in the background, one after another.
 
-    `warn` is called once for each kind of failure. `on_end` is called after each accepted
-    checkpoint with its number, its costs, and the reason if it was given up without a failure.
-    Both are called on the writer thread.
+    `warn` is called once for each cause of failure. `on_end` is called at the end of each accepted
+    save with the number of the checkpoint, the costs, and the reason if the save was given up without a failure.
+    Both are called on the writer thread; `warn` also on the training thread, if the copy fails.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Writer:
         self.reason: Reason | None = None
         """Why the last `submit` returned False."""
         self.on_saved: Callable[[], None] | None = None
-        """Called on the writer thread after each checkpoint that is durable."""
+        """Called on the writer thread when a checkpoint has become durable; None: nothing is called."""
         self._checkpoints = checkpoints
         self._on_end = on_end
         self._staging = Staging(settings.staging)
@@ -127,20 +127,20 @@ class Writer:
         self._device = Device()
         self._queue: deque[PendingCheckpoint] = deque()
         self._changed = threading.Condition()
-        """Lock for the attributes that both threads use; notifies of every change."""
+        """Lock for the attributes that both threads use; it is notified of every change to them."""
         self._in_flight = 0
-        """Checkpoints that were accepted and are not finished."""
+        """Number of checkpoints that were accepted and whose save has not ended."""
         self._preparing: threading.Thread | None = None
-        """The thread that makes staging memory present."""
+        """The thread that prepares staging memory; None if none does."""
         self._preparation = (0.0, 0.0)
-        """Seconds, and processor seconds, that preparing memory took since the last save."""
+        """Seconds and processor seconds that preparing memory took since the last save."""
         self._worked = 0.0
         """Seconds of finished background work."""
         self._working_since: float | None = None
         self._recapture_expected = False
-        """Whether the state will be captured again before `training_resumes`."""
+        """Whether the state will be captured again before `training_resumes` is called."""
         self._prepared = 0
-        """Bytes whose preparation ended, whether it succeeded or not."""
+        """Bytes of staging memory whose preparation has ended, with or without success."""
         self._recent_needs: deque[int] = deque(maxlen=4)
         self._closed = False
         self._failures = SaveFailures(warn)
@@ -148,10 +148,10 @@ class Writer:
         abandon_in_child(self)
 
     def prepare(self, nbytes: int, *, certain: bool = False) -> None:
-        """Touch memory for `nbytes` of changes, on a thread with the priority of training.
+        """Prepare staging memory for `nbytes` of changes, on a thread with the priority of training.
 
-        Unless the changes are `certain`, prepare at most a quarter of the memory that the machine
-        has left. Checkpoints are skipped until the memory is ready.
+        Unless this amount is `certain`, prepare at most a quarter of the free memory of the machine.
+        Checkpoints are skipped until the memory is ready.
         """
         if not self._staging.is_cold(nbytes):
             return
@@ -169,10 +169,10 @@ class Writer:
     def submit(
         self, snapshot: Snapshot, *, wait: bool = False, hints: CopyHints = NO_HINTS
     ) -> bool:
-        """Copy the present state; return True if it will be saved (if not, `reason` says why).
+        """Copy a captured state; return True if the copy will be saved (if not, `reason` says why).
 
         Tensors of accelerators are fetched while the computation continues. With `wait`, block
-        until there is room instead of skipping the checkpoint.
+        until there is room, instead of skipping the checkpoint.
         """
         began = time.perf_counter()
         try:
@@ -193,7 +193,7 @@ class Writer:
         return accepted
 
     def training_resumes(self) -> float:
-        """Prepare for the program to change its state; return the seconds that this took."""
+        """End the watches that last until training resumes, and let the writer thread begin; return the seconds taken."""
         began = time.perf_counter()
         self._changes.training_resumes()
         if self._recapture_expected:
@@ -209,26 +209,26 @@ class Writer:
             return None if self._has_slot() else Reason.BUSY
 
     def drain(self, timeout: float | None = None) -> bool:
-        """Wait until everything submitted is durable or has failed; return False on timeout."""
+        """Wait until every submitted checkpoint is durable or has failed; return False on timeout."""
         with self._changed:
             self._stop_waiting()
             return self._changed.wait_for(lambda: not self._in_flight, timeout)
 
     def close(self, timeout: float | None = None) -> bool:
-        """Drain, end the thread and free the memory; return False on timeout."""
-        done = self.drain(timeout)
+        """Wait for all saves, end the thread and free the memory; return False on timeout."""
+        drained = self.drain(timeout)
         with self._changed:
             self._changed.wait_for(lambda: self._preparing is None, timeout)
             self._closed = True
             self._changed.notify_all()
             thread, self._thread = self._thread, None
-        if done:
+        if drained:
             if thread is not None:
                 thread.join()
             self._staging.close()
             self._changes.close()
             self._device.close()
-        return done
+        return drained
 
     @property
     def background_seconds(self) -> float:
@@ -238,7 +238,7 @@ class Writer:
 
     @property
     def staging(self) -> int:
-        """Bytes of staging memory that are present."""
+        """Bytes of staging memory in use or ready for use."""
         return self._staging.touched
 
     def _submit(self, snapshot: Snapshot, wait: bool, hints: CopyHints, began: float) -> bool:
@@ -292,7 +292,7 @@ class Writer:
         return False
 
     def _get_slot(self, wait: bool) -> bool:
-        """Return True if another checkpoint may be in flight; with `wait`, wait for that."""
+        """Return True if another checkpoint may be in flight; with `wait`, wait until it may."""
         with self._changed:
             if wait and not self._has_slot():
                 self._stop_waiting()
@@ -300,24 +300,27 @@ class Writer:
             return self._has_slot()
 
     def _has_slot(self) -> bool:
-        # one more than fits: it may share nearly everything with the one in flight
-        most = min(self._staging.depth + 1, DEEPEST)
-        return self._in_flight < most and not self._device.busy
+        # one more than there is room for: its state may mostly equal that of the checkpoint in flight
+        slots = min(self._staging.depth + 1, MOST_IN_FLIGHT)
+        return self._in_flight < slots and not self._device.busy
 
     def _memory_is_ready(self, wait: bool) -> bool:
-        """Return True if no memory is being prepared; with `wait`, wait for that."""
+        """Return True if no memory is being prepared; with `wait`, wait until none is."""
         with self._changed:
             if wait:
                 self._changed.wait_for(lambda: self._preparing is None)
             return self._preparing is None
 
     def _stop_waiting(self) -> None:
-        """Let the writer thread begin at once: no further capture is expected."""
+        """Let the writer thread begin now: no further capture is expected."""
         self._recapture_expected = False
         self._changed.notify_all()
 
     def _may_touch(self, snapshot: Snapshot, need: int, wait: bool) -> bool:
-        """Return True if memory that was never touched may be used now; else prepare it."""
+        """Return True if staging memory may be used for the first time now; else start to prepare it.
+
+        False is also returned, with a warning, if the machine has too little memory left.
+        """
         if self._staging.fits(need) and need - self._staging.touched > free_memory() // 2:
             return self._refuse(
                 Reason.OVER_MEMORY,
@@ -330,7 +333,7 @@ class Writer:
         return self._refuse(Reason.PREPARING)
 
     def _lease(self, snapshot: Snapshot, need: int, wait: bool) -> Lease | None:
-        """Return staging memory for `need` bytes, or None with the reason set."""
+        """Return staging memory for `need` bytes, or None after setting `reason`."""
         while (lease := self._try_lease(need)) is None:
             if not self._staging.fits(need):
                 self._refuse(
@@ -388,7 +391,7 @@ class Writer:
                 self._changed.notify_all()
 
     def _save(self, pending: PendingCheckpoint) -> None:
-        """Save one checkpoint, count its costs and release its memory."""
+        """Save one checkpoint, report its costs and release its memory."""
         began, cpu = time.perf_counter(), time.thread_time() - self._checkpoints.hashing
         checkpoint: Checkpoint | None = None
         skipped: Reason | None = None
@@ -430,7 +433,7 @@ class Writer:
         parts = self._changes.parts(pending.staged, pending.unchanged)
         parts.append(Part(SKELETON, pending.snapshot.skeleton))
         checkpoint = self._checkpoints.save(pending.snapshot, parts)
-        self._changes.learn(pending.staged, checkpoint.parts)
+        self._changes.remember_saved(pending.staged, checkpoint.parts)
         return checkpoint
 
     def _notify(self, snapshot: Snapshot, costs: Costs, skipped: Reason | None) -> None:
@@ -450,12 +453,12 @@ class Writer:
             self._staging.release(lease)
             self._in_flight -= 1
             if not self._in_flight and len(self._recent_needs) == self._recent_needs.maxlen:
-                # the first saves also copied buffers that never change: free that memory
+                # the first saves also copied buffers that never change: now less memory is enough
                 self._staging.trim(max(self._recent_needs))
             self._changed.notify_all()
 
     def abandon(self) -> None:
-        """In a forked child: drop everything; the writer thread is in the parent only."""
+        """In a forked child, drop all saves under way: the writer thread exists in the parent only."""
         self._closed = True
         self._in_flight = 0
         self._thread = self._preparing = None
@@ -468,9 +471,9 @@ class Writer:
 class RemoteCopy:
     """Calls `push` on a background thread after each save, one call at a time.
 
-    Saves that happen during a call are pushed together by the next one. `share` bounds the processor
+    Saves that end during a call are pushed together by the next call. `share` bounds the processor
     time, as a fraction of the time that passes. `warn` is called for the first of several failures
-    in a row; the next save tries again.
+    in a row; the next save calls `push` again.
     """
 
     def __init__(
@@ -491,14 +494,14 @@ class RemoteCopy:
             self._thread.start()
 
     def finish(self) -> None:
-        """Push now, on this thread; raise if that fails."""
+        """Push now, on this thread; raise what `push` raises."""
         self._closed.set()
         self._requested.set()
         with self._pushing:
             self._push()
 
     def abandon(self) -> None:
-        """In a forked child: do nothing, the parent pushes the run."""
+        """In a forked child, never push: the parent pushes the run."""
         self._closed.set()
         self._thread = None
 
@@ -525,18 +528,18 @@ class RemoteCopy:
 
 
 def lower_priority() -> None:
-    """Let training go first when cores are short; on Linux each thread has its own priority."""
+    """Lower the priority of this thread, so that training gets scarce cores first; on Linux, threads have their own."""
     thread = threading.get_native_id()
     with contextlib.suppress(OSError):
-        now = os.getpriority(os.PRIO_PROCESS, thread)
-        os.setpriority(os.PRIO_PROCESS, thread, min(19, now + NICENESS))
+        nice = os.getpriority(os.PRIO_PROCESS, thread)
+        os.setpriority(os.PRIO_PROCESS, thread, min(19, nice + NICENESS))
 
 
 class OwnsThreads(Protocol):
     """An object whose background threads do not exist in a forked child."""
 
     def abandon(self) -> None:
-        """Drop threads, locks and memory; called in the child."""
+        """Drop the threads, locks and memory of the parent; called in the child."""
 
 
 def abandon_in_child(owner: OwnsThreads) -> None:
