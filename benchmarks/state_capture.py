@@ -20,7 +20,7 @@ import torch
 
 from rearview.state.capture import capture
 from rearview.state.compare import compare
-from rearview.state.object_walk import Anchors
+from rearview.state.object_numbers import Anchors
 from rearview.state.restore import restore
 
 ROUNDS = 7

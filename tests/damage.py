@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rearview.cli.main import BUG, _run
-from rearview.store.tables import record_files
+from rearview.store.tables import read_record_files
 
 SCRIPT = """\
 import os, random, signal, time
@@ -56,7 +56,7 @@ def build(folder: Path) -> Path:
     script.write_text(SCRIPT.replace('    print("epoch"', LINE + '    print("epoch"'))
     rearview(folder, "run", "--every", "train.py")
     rearview(folder, "backfill", "spread", "--yes", "--quiet")
-    record_files.ENOUGH = 10  # so that small runs are pivoted once, too
+    read_record_files.ENOUGH = 10  # so that small runs are pivoted once, too
     ask(folder, "table")
     rearview(folder, "run", "--every", "train.py", DIES="1")
     rearview(folder, "run", "--every", "--arg", "rate=0.3", "train.py")

@@ -2,7 +2,7 @@
 
 Started by `warm_start.py` as `python warm_process.py NUMBER-OF-A-SOCKET [MODULE …]`. Each request brings a command line, a
 folder, an environment and the three standard streams; the answer is the number of the process that runs the command.
-The child does what `runtime/launcher.py`, or `python -m rearview`, does in a fresh interpreter, to its
+The child does what `runtime/bootstrap.py`, or `python -m rearview`, does in a fresh interpreter, to its
 normal end.
 """
 

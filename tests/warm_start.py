@@ -39,7 +39,7 @@ USUAL = {
     "process_group": -1,
 }
 """What a program that can be forked is started with."""
-RUN = ("rearview.cli.main", "rearview.cli.run", "rearview._history.start_or_resume")
+RUN = ("rearview.cli.main", "rearview.cli.run", "rearview._history.start_and_resume_commands")
 ASK = (*RUN, "rearview.backfill.backfill", "rearview.store.tables.answer_queries", "duckdb")
 """What commands import that record a program, and all others."""
 

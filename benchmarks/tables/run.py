@@ -24,8 +24,8 @@ from rearview.store.project import Project
 from rearview.store.records import RecordFile, encode_point
 from rearview.store.runs import Runs
 from rearview.store.tables.answer_queries import Tables
-from rearview.store.tables.connection import Duck
 from rearview.store.tables.convert_to_parquet import LoadedRecords, seal, summaries
+from rearview.store.tables.duckdb_connection import Duck
 
 ARGS = [int(float(a)) for a in sys.argv[1:] if not a.startswith("-")]
 RECORDS = ARGS[0] if ARGS else 10_000_000

@@ -1,7 +1,7 @@
 import json
 from pathlib import Path
 
-from rearview.store.maintenance.gc import Freed
+from rearview.store.maintenance.thin_and_collect import Freed
 from rearview.store.maintenance.verify import Problem, VerifyReport
 
 

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rearview._history import history
-from rearview._history.plots import ChartLine, braille, svg
+from rearview._history.text_and_svg_plots import ChartLine, braille, svg
 from recorded import Recorded, at
 
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True)

@@ -14,7 +14,7 @@ from rearview.errors import UsageError
 from rearview.execute.backfill_status import folder_of
 from rearview.model import ReplayStart
 from rearview.store.create_files import publish
-from rearview.store.machine import process_identity
+from rearview.store.machine_and_process import process_identity
 from rearview.store.maintenance import removal
 from rearview.store.runs import Runs
 from recorded import Recorded, at

@@ -6,14 +6,14 @@
 import pytest
 
 from damage import build, expected_of, flips, judge
-from rearview.store.tables import record_files
+from rearview.store.tables import read_record_files
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    enough = record_files.ENOUGH
+    enough = read_record_files.ENOUGH
     yield build(tmp_path_factory.mktemp("whole"))
-    record_files.ENOUGH = enough
+    read_record_files.ENOUGH = enough
 
 
 @pytest.fixture(scope="module")

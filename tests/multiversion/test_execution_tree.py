@@ -7,7 +7,7 @@ from studies import notebook, scripts
 
 from rearview.errors import SourceError, UsageError
 from rearview.multiversion.execution_tree import CellFacts, Measurements, build_tree, tree_to_json
-from rearview.multiversion.report import tree_lines, tree_svg
+from rearview.multiversion.render import tree_lines, tree_svg
 from rearview.multiversion.study import (
     FileRef,
     Study,

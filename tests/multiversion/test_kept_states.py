@@ -6,7 +6,7 @@ import os
 from studies import replay, scripts
 
 from rearview.multiversion.execution_tree import Measurements
-from rearview.store.maintenance.gc import gc
+from rearview.store.maintenance.thin_and_collect import gc
 from rearview.store.maintenance.verify import verify
 from rearview.store.project import Project
 

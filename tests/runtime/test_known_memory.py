@@ -5,7 +5,7 @@ import ctypes
 import numpy as np
 import pytest
 
-from rearview.runtime.checkpoint_index import KnownFrom, KnownMemory
+from rearview.runtime.restore_checkpoints import KnownFrom, KnownMemory
 from rearview.runtime.saving.dirty_pages import Pages
 from rearview.store.checkpoints.objects import as_bytes
 

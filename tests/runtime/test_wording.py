@@ -10,7 +10,7 @@ import rearview
 from rearview.model import ReplayReport, proof_of
 from rearview.model.wording import in_words
 from rearview.state.codecs.rng import read_global
-from rearview.state.object_walk import readable_path
+from rearview.state.object_numbers import readable_path
 
 ROOMS = ("runtime", "source", "frameworks", "execute")
 """Rooms in which state is named; what records hold is described in docs/schema.md."""

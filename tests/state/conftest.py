@@ -6,7 +6,7 @@ import pytest
 
 from rearview.state.capture import capture
 from rearview.state.compare import compare
-from rearview.state.object_walk import Anchors
+from rearview.state.object_numbers import Anchors
 from rearview.state.restore import restore
 
 

@@ -126,7 +126,7 @@ SCRIPT = """
 import sys, pickle, random
 import numpy as np, torch
 from torch import nn
-from rearview.state.object_walk import Anchors
+from rearview.state.object_numbers import Anchors
 from rearview.state.capture import capture
 from rearview.state.restore import restore
 from rearview.state.compare import compare

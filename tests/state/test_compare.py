@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from rearview.state.compare import compare, differences
-from rearview.state.object_walk import Anchors
+from rearview.state.object_numbers import Anchors
 
 
 def base():

@@ -5,7 +5,7 @@ from functools import reduce
 import pytest
 
 from rearview.state.capture import capture
-from rearview.state.object_walk import Anchors
+from rearview.state.object_numbers import Anchors
 
 
 class Node:

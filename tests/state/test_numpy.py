@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from rearview.state.object_walk import Anchors
+from rearview.state.object_numbers import Anchors
 
 
 def test_arrays_and_their_views_still_share_memory(resumes):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rearview.state.capture import capture
-from rearview.state.object_walk import Anchors
+from rearview.state.object_numbers import Anchors
 
 from .conftest import is_project, rooted
 

@@ -6,7 +6,7 @@ import warnings
 from rearview.model import Edge, Part, Point, Snapshot, Step
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.checkpoints.objects import Objects
-from rearview.store.maintenance.gc import gc
+from rearview.store.maintenance.thin_and_collect import gc
 from rearview.store.maintenance.verify import verify
 
 BIG = 1 << 20
@@ -47,7 +47,7 @@ def in_child(action, *args):
 
 def test_eight_writers_and_a_sweeper_lose_nothing(project, monkeypatch):
     monkeypatch.setattr(
-        "rearview.store.maintenance.gc.SLACK", 0.01
+        "rearview.store.maintenance.thin_and_collect.SLACK", 0.01
     )  # only the coarseness of file times
     pids = [in_child(write, project, f"run{number}") for number in range(WRITERS)]
     freed = 0

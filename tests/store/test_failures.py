@@ -13,7 +13,7 @@ from rearview.model import ObjectRef
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.checkpoints.compression import CompressionPolicy
 from rearview.store.checkpoints.objects import Batch, Objects, digest
-from rearview.store.maintenance.gc import gc, usage
+from rearview.store.maintenance.thin_and_collect import gc, usage
 from rearview.store.maintenance.verify import verify
 
 pytestmark = pytest.mark.usefixtures("warm_start")

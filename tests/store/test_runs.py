@@ -16,7 +16,7 @@ import pytest
 from rearview.durable_files import add_check
 from rearview.errors import StoreError, UsageError
 from rearview.model import ReplayReport, ReplayStart, RunEnd, RunStart, Status
-from rearview.store import machine as alive_module
+from rearview.store import machine_and_process as alive_module
 from rearview.store.json_files import append_line
 from rearview.store.project import Project
 from rearview.store.runs import FORMAT, Runs

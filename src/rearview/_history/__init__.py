@@ -13,7 +13,12 @@ if TYPE_CHECKING:
     from rearview._history.facade import History, history, repair_format
     from rearview._history.run_reports import Comparison, Removal, Row, RunReport
     from rearview._history.script_inspection import inspect_script, script_of_module
-    from rearview._history.start_or_resume import Preemption, fetch_run, similar_run, start_run
+    from rearview._history.start_and_resume_commands import (
+        Preemption,
+        fetch_run,
+        similar_run,
+        start_run,
+    )
     from rearview.backfill.manual_placement import Correction
     from rearview.backfill.prepare_run import Question
     from rearview.backfill.propagation import Propagated
@@ -31,11 +36,11 @@ if TYPE_CHECKING:
         Progress,
         SegmentProgress,
     )
-    from rearview.execute.launch_command import LaunchCommand
+    from rearview.execute.program_command import LaunchCommand
     from rearview.execute.replay_jobs import ReplayOutcome
     from rearview.plan.facts import Machine
     from rearview.source.inspection.inspection import Answer, Inspection, LoopReport
-    from rearview.store.machine import cores
+    from rearview.store.machine_and_process import cores
     from rearview.store.maintenance.verify import Problem
     from rearview.store.project import FOLDER, Project
     from rearview.store.runs import ACCOUNT, Replay
@@ -87,7 +92,12 @@ _HOMES = {
     "rearview._history.facade": ("History", "history", "repair_format"),
     "rearview._history.script_inspection": ("inspect_script", "script_of_module"),
     "rearview._history.run_reports": ("Comparison", "Removal", "Row", "RunReport"),
-    "rearview._history.start_or_resume": ("Preemption", "fetch_run", "similar_run", "start_run"),
+    "rearview._history.start_and_resume_commands": (
+        "Preemption",
+        "fetch_run",
+        "similar_run",
+        "start_run",
+    ),
     "rearview.backfill.manual_placement": ("Correction",),
     "rearview.backfill.propagation": ("Propagated",),
     "rearview.backfill.prepare_run": ("Question",),
@@ -99,7 +109,7 @@ _HOMES = {
         "Unproved",
     ),
     "rearview.execute.replay_jobs": ("ReplayOutcome",),
-    "rearview.execute.launch_command": ("LaunchCommand",),
+    "rearview.execute.program_command": ("LaunchCommand",),
     "rearview.execute.backfill_status": (
         "ENDED",
         "BackfillStatus",
@@ -109,7 +119,7 @@ _HOMES = {
     ),
     "rearview.plan.facts": ("Machine",),
     "rearview.source.inspection.inspection": ("Answer", "Inspection", "LoopReport"),
-    "rearview.store.machine": ("cores",),
+    "rearview.store.machine_and_process": ("cores",),
     "rearview.store.project": ("FOLDER", "Project"),
     "rearview.store.runs": ("ACCOUNT", "Replay"),
     "rearview.store.tables.result_table": ("Table",),

@@ -20,10 +20,10 @@ from rearview._history.checkpoint_state import (
     warn_if_not_exact,
     with_history,
 )
-from rearview._history.logged_values import SavedValue, save_values, single_value
-from rearview._history.plots import Plot, plot_of
 from rearview._history.run_reports import Comparison, Removal, RunReport, compare, run_report
-from rearview._history.start_or_resume import Preemption
+from rearview._history.save_values import SavedValue, save_values, single_value
+from rearview._history.start_and_resume_commands import Preemption
+from rearview._history.text_and_svg_plots import Plot, plot_of
 from rearview.config import Settings
 from rearview.errors import RearviewError, UsageError
 from rearview.execute.backfill_status import (
@@ -32,7 +32,7 @@ from rearview.execute.backfill_status import (
     request_workers,
     running_backfills,
 )
-from rearview.execute.launch_command import (
+from rearview.execute.program_command import (
     LaunchCommand,
 )
 from rearview.model import Checkpoint, Origin, Run
@@ -47,8 +47,6 @@ from rearview.store.checkpoints.checkpoints import (
     written_files,
 )
 from rearview.store.create_files import write_error
-from rearview.store.maintenance.gc import Freed, recorded_objects
-from rearview.store.maintenance.gc import gc as sweep
 from rearview.store.maintenance.removal import (
     drop_empty_packs,
     finish_removals,
@@ -56,6 +54,8 @@ from rearview.store.maintenance.removal import (
     remove,
     unfinished,
 )
+from rearview.store.maintenance.thin_and_collect import Freed, recorded_objects
+from rearview.store.maintenance.thin_and_collect import gc as sweep
 from rearview.store.maintenance.verify import VerifyReport, verify
 from rearview.store.printed_lines import PrintedLine, read_printed_lines
 from rearview.store.project import FOLDER, Project
@@ -564,7 +564,7 @@ class History:
         `source` is "run" for the source that the run had, or "worktree" for the work tree, which may
         differ only in code that runs after the last checkpoint.
         """
-        from rearview._history.start_or_resume import RunResumer
+        from rearview._history.start_and_resume_commands import RunResumer
 
         resumer = RunResumer(
             self.project, self.settings, self._runs, self._versions, self._checkpoints

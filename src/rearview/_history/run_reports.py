@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from rearview.model import Checkpoint, Run, Verdict
-from rearview.model.environment_variables import Environment
+from rearview.model.program_environment import Environment
 from rearview.model.proof import WITHHELD, compared, worst
 from rearview.model.run import CAPTURED, name_of
 from rearview.model.wording import plural
 from rearview.store.checkpoints.checkpoints import Checkpoints
-from rearview.store.maintenance.gc import Freed
 from rearview.store.maintenance.removal import RunRemoval
+from rearview.store.maintenance.thin_and_collect import Freed
 from rearview.store.recorded_inputs import environment_differences, read_environment
 from rearview.store.runs import Replay, Runs
 from rearview.store.tables.answer_queries import Tables
-from rearview.store.tables.connection import quoted
+from rearview.store.tables.duckdb_connection import quoted
 from rearview.store.versions.versions import Versions
 
 

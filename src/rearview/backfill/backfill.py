@@ -61,13 +61,13 @@ from rearview.plan.replay import Survey, survey
 from rearview.source.propagate.versions import difference
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.create_files import FULL
-from rearview.store.machine import cores
+from rearview.store.machine_and_process import cores
 from rearview.store.project import EVENT_FILES, Project
 from rearview.store.recorded_inputs import environment_differences
 from rearview.store.runs import Runs
 from rearview.store.tables.answer_queries import Tables
-from rearview.store.tables.connection import quoted
-from rearview.store.tables.record_files import has_long_lines, recorded_names
+from rearview.store.tables.duckdb_connection import quoted
+from rearview.store.tables.read_record_files import has_long_lines, recorded_names
 from rearview.store.values_as_json import FAMILIES
 from rearview.store.versions.versions import Versions
 

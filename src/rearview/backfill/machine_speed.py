@@ -25,7 +25,7 @@ from rearview.model import Run
 from rearview.plan.cost import CostCorrection, CostCorrections
 from rearview.plan.facts import Machine
 from rearview.store.create_files import make_folder, publish
-from rearview.store.machine import gpus, hardware, hardware_id
+from rearview.store.machine_and_process import gpus, hardware, hardware_id
 
 FORMAT = 1
 """Number of this set of kernels; measurements with different numbers cannot be compared."""

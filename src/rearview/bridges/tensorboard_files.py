@@ -20,7 +20,7 @@ from rearview.bridges.import_export import (
     missing_library,
     nothing_found,
 )
-from rearview.store.stored_values import StoredValue
+from rearview.store.stored_media import StoredValue
 
 MARK = "tfevents"
 """Part of the name of every event file."""

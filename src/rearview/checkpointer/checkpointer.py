@@ -17,8 +17,14 @@ from pathlib import Path
 from typing import Any, Self, SupportsIndex
 
 from rearview.checkpointer import save_folder
+from rearview.checkpointer.destination_and_interval import (
+    Interval,
+    Stopwatch,
+    destination,
+    interval,
+    seconds,
+)
 from rearview.checkpointer.mirrored_saves import Archive, BackgroundTasks, CheckpointerWarning
-from rearview.checkpointer.options import Interval, Stopwatch, destination, interval, seconds
 from rearview.checkpointer.save_folder import KeepRule, Save, SaveFolder
 from rearview.checkpointer.signals import Signals, in_notebook, leave, leave_at_once
 from rearview.errors import RemoteError, StoreError, UsageError

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from rearview.checkpointer.options import Epochs
+from rearview.checkpointer.destination_and_interval import Epochs
 from rearview.frameworks.keras import RearviewCallback
 
 __all__ = ["KerasCheckpointCallback", "KerasCheckpointerCallback"]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from rearview.checkpointer.options import Epochs
+from rearview.checkpointer.destination_and_interval import Epochs
 from rearview.frameworks.lightning import RearviewCallback
 
 __all__ = ["LightningCheckpointCallback", "LightningCheckpointerCallback"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rearview._history.plots import ChartLine, braille, frame_of, plot_of
+from rearview._history.text_and_svg_plots import ChartLine, braille, frame_of, plot_of
 from rearview.cli.options import (
     TakesRuns,
     names_argument,

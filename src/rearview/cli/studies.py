@@ -30,7 +30,7 @@ from rearview.errors import UsageError
 
 if TYPE_CHECKING:
     from rearview.multiversion.execution_tree import ExecutionTree
-    from rearview.multiversion.open_study import OpenedStudy
+    from rearview.multiversion.make_study import OpenedStudy
     from rearview.multiversion.package import PackageReader
     from rearview.multiversion.replay_tree import ReplayEvent
     from rearview.multiversion.study import Study
@@ -42,7 +42,7 @@ PLAIN_EVERY = 10.0
 
 def _open(words: Sequence[str]) -> OpenedStudy:
     """Return the study of the given programs, RO-Crate folder or runs (without words, all runs)."""
-    from rearview.multiversion.open_study import names_programs, open_programs, open_runs
+    from rearview.multiversion.make_study import names_programs, open_programs, open_runs
 
     if names_programs(words):
         return open_programs(words)
@@ -68,7 +68,7 @@ def tree(words: Sequence[str], svg: Path | None, as_json: bool) -> int:
     Cells are shared as long as code and inputs are the same; formatting and comments do not count.
     """
     from rearview.multiversion.execution_tree import build_tree, tree_to_json
-    from rearview.multiversion.report import tree_lines, tree_svg
+    from rearview.multiversion.render import tree_lines, tree_svg
 
     opened = _open(words)
     built = build_tree(opened.study, opened.measurements)
@@ -213,8 +213,8 @@ def study_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def replay_programs(words: Sequence[str], *, as_json: bool, quiet: bool, **choices: Any) -> int:
     """Replay a package, scripts or notebooks; return the exit code."""
     from rearview.multiversion.compare_outputs import Tolerance
+    from rearview.multiversion.render import plan_lines
     from rearview.multiversion.replay_study import ReplayOptions, plan_study
-    from rearview.multiversion.report import plan_lines
 
     options = ReplayOptions(
         cache=float(choices["cache"] if choices["cache"] is not None else 2e9),
@@ -252,7 +252,7 @@ def replay_programs(words: Sequence[str], *, as_json: bool, quiet: bool, **choic
 
 
 def _show_dry(plan: Any, *, as_json: bool) -> None:
-    from rearview.multiversion.report import tree_lines
+    from rearview.multiversion.render import tree_lines
 
     if as_json:
         output.json_document(
@@ -279,7 +279,7 @@ def _open_package(
     file: Path, scratch: Path, choices: Mapping[str, Any]
 ) -> tuple[PackageReader, OpenedStudy]:
     from rearview.multiversion.execution_tree import Measurements
-    from rearview.multiversion.open_study import OpenedStudy
+    from rearview.multiversion.make_study import OpenedStudy
     from rearview.multiversion.package import MOST_BYTES, open_package
 
     reader = open_package(file, most_bytes=choices["max_size"] or MOST_BYTES)
@@ -381,8 +381,8 @@ def _run(
     quiet: bool,
     page: Path | None,
 ) -> int:
+    from rearview.multiversion.render import report_html, report_json, report_lines
     from rearview.multiversion.replay_study import replay_study
-    from rearview.multiversion.report import report_html, report_json, report_lines
 
     live = TreeView(plan.tree, plan.order.seconds)
     view: AbstractContextManager[Any] = nullcontext() if quiet or as_json else live
@@ -414,7 +414,7 @@ class TreeView:
     """Shows the tree during a replay: which cells have run, which cells run now, which states are kept."""
 
     def __init__(self, tree: ExecutionTree, seconds: float) -> None:
-        from rearview.multiversion.report import depth_first, tree_lines
+        from rearview.multiversion.render import depth_first, tree_lines
 
         self._lines = tree_lines(tree)
         self._rows = {node: row for row, node in enumerate(depth_first(tree))}

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from rearview.store.create_files import make_folder, publish
-from rearview.store.machine import is_alive, process_identity
+from rearview.store.machine_and_process import is_alive, process_identity
 from rearview.store.project import Project
 
 READ_EVERY = 0.5

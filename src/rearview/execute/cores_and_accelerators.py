@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rearview.execute.executor import Task
-from rearview.store.machine import gpus
+from rearview.store.machine_and_process import gpus
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 CORE_COUNTING_LIBRARIES = frozenset(

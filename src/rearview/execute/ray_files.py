@@ -37,7 +37,7 @@ from rearview.model import (
 from rearview.model.process_messages import VARIABLE, may_hold
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.checkpoints.objects import Objects, content_hash
-from rearview.store.machine import process_identity
+from rearview.store.machine_and_process import process_identity
 from rearview.store.project import Project
 from rearview.store.runs import ACCOUNT, Runs
 

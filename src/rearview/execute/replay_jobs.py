@@ -27,7 +27,7 @@ import msgspec
 
 from rearview.execute.cores_and_accelerators import threads_of, visible_accelerators
 from rearview.execute.executor import SetupStage, Task
-from rearview.execute.launch_command import arg_values_of, arguments_of, launch_command
+from rearview.execute.program_command import arg_values_of, arguments_of, program_command
 from rearview.model import (
     Control,
     Proof,
@@ -400,7 +400,7 @@ class ReplayJobs:
         recorded_root = run.recorded_root(os.path.realpath(self.project.root))
         relative = os.path.relpath(run.cwd or recorded_root, recorded_root)
         inside = not relative.startswith("..")
-        command = launch_command(
+        command = program_command(
             control,
             environment_of(run, self.runs.folder(run.id), self.environment),
             tree / relative if inside else Path(run.cwd),

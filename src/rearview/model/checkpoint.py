@@ -38,7 +38,7 @@ class CheckpointMeta(msgspec.Struct, frozen=True, kw_only=True):
     path: tuple[LoopStep, ...] = ()
     """The running loops, outermost first; empty if the recorder did not take the checkpoint."""
     anchored: int = 0
-    """Iteration of the outermost loop in which the anchors were walked (`state.object_walk`)."""
+    """Iteration of the outermost loop in which the anchors were walked (`state.object_numbers`)."""
     records: int = 0
     """Number of records that the run had written before the checkpoint."""
     seconds: float = 0.0

@@ -15,7 +15,7 @@ import msgspec
 
 VARIABLE = "REARVIEW_CONTROL"
 """Environment variable that holds a `Control`: the command line has only the arguments of the program."""
-LAUNCHER = f"{__file__.removesuffix('model/process_messages.py')}runtime/launcher.py"
+LAUNCHER = f"{__file__.removesuffix('model/process_messages.py')}runtime/bootstrap.py"
 """Python file to run in a new process; it reads the `Control` and runs the user's program."""
 
 

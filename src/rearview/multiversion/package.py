@@ -29,7 +29,7 @@ from rearview.multiversion.execution_tree import (
     cells_as_written,
     tree_to_json,
 )
-from rearview.multiversion.open_study import MACHINE_VARIABLES
+from rearview.multiversion.make_study import MACHINE_VARIABLES
 from rearview.multiversion.package_metadata import (
     Manifest,
     PackedCell,

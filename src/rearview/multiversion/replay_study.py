@@ -23,7 +23,7 @@ from rearview.multiversion.execution_tree import (
     without_versions,
 )
 from rearview.multiversion.kept_states import stored_size
-from rearview.multiversion.open_study import MACHINE_VARIABLES
+from rearview.multiversion.make_study import MACHINE_VARIABLES
 from rearview.multiversion.replay_tree import CellResult, ReplayEvent, ReplayResult, TreeReplay
 from rearview.multiversion.study import Study, StudyVersion
 from rearview.plan.versions.order import Order, order

@@ -18,7 +18,7 @@ from typing import Any
 from jupyter_cache.executors.basic import ExecutionWorkerLocalSerial, JupyterExecutorLocalSerial
 from jupyter_cache.executors.utils import ExecutionResult
 
-from rearview._history.start_or_resume import start_run
+from rearview._history.start_and_resume_commands import start_run
 from rearview.errors import RearviewError, UsageError
 from rearview.model.run import is_notebook
 from rearview.notebook.kernel_client import (

@@ -1,6 +1,6 @@
 """Start the kernel that records a notebook, send it the cells, and collect their outputs.
 
-The command of `execute.launch_command` starts the process of the kernel. nbclient and nbformat are imported only
+The command of `execute.program_command` starts the process of the kernel. nbclient and nbformat are imported only
 then: this takes about as long as a kernel takes to start, and both happen at once. nbclient sends the cells, so
 outputs, widgets, tags and errors are the same as with `jupyter execute`.
 """
@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from rearview.errors import UsageError
-from rearview.execute.launch_command import LaunchCommand
+from rearview.execute.program_command import LaunchCommand
 from rearview.model.process_messages import AGAIN, VARIABLE, Control
 from rearview.source.notebooks import language_and_positions
 from rearview.store.create_files import open_file

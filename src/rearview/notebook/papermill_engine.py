@@ -17,9 +17,9 @@ from typing import Any
 
 import msgspec
 
-from rearview._history.start_or_resume import start_run
+from rearview._history.start_and_resume_commands import start_run
 from rearview.errors import UsageError
-from rearview.execute.launch_command import LaunchCommand
+from rearview.execute.program_command import LaunchCommand
 from rearview.model.process_messages import VARIABLE
 from rearview.notebook.kernel_client import (
     KernelProcess,

@@ -38,7 +38,7 @@ from rearview.source.isolate_probes import PROBE_HOOK, TRACK, WITHOUT_RANDOM, Pl
 from rearview.source.library_loops import LOOPS, loops_of
 from rearview.state.codecs.data_loaders import watch_loaders
 from rearview.state.codecs.suspended_generators import LoopIterator
-from rearview.state.object_walk import without_weak_references
+from rearview.state.object_numbers import without_weak_references
 
 if TYPE_CHECKING:
     from rearview.runtime.session import Session

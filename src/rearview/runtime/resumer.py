@@ -26,10 +26,10 @@ from rearview.checkpointer.signals import end_children
 from rearview.errors import RearviewError, StateError
 from rearview.model import Checkpoint, Control, Edge, LoopStep
 from rearview.model.process_messages import AGAIN, LAUNCHER, VARIABLE
-from rearview.runtime.checkpoint_index import CheckpointIndex
 from rearview.runtime.loops import LoopEntry
 from rearview.runtime.program_frames import unobserved
 from rearview.runtime.recorder import Recorder
+from rearview.runtime.restore_checkpoints import CheckpointIndex
 from rearview.source.probes.edit_before_resume import EditBeforeResume
 
 _OPEN = Path("/proc/self/fd")

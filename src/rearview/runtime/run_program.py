@@ -1,6 +1,6 @@
 """Run the user's script or module as `python` would, with a session around it.
 
-`launcher.py` starts this. One environment variable holds the `Control` value, so that the command
+`bootstrap.py` starts this. One environment variable holds the `Control` value, so that the command
 line belongs to the script alone.
 """
 

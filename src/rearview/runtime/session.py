@@ -42,7 +42,7 @@ from rearview.runtime.sandbox.file_view import FileView, PathUse
 from rearview.source.instrument import LoopSite
 from rearview.source.library_loops import LOOPS
 from rearview.state.codecs.suspended_generators import LoopIterator, sources_of
-from rearview.state.object_walk import Anchors
+from rearview.state.object_numbers import Anchors
 from rearview.store.project import FOLDER, Project
 from rearview.store.records import encode_point, encode_source_line
 

@@ -29,11 +29,11 @@ from rearview.model.run import is_notebook
 from rearview.model.secrets import redact_value, redact_words
 from rearview.model.wording import printable
 from rearview.runtime import importer
-from rearview.runtime.checkpoint_index import CheckpointIndex
 from rearview.runtime.importer import ImportTimes
 from rearview.runtime.loops import LoopHistory
 from rearview.runtime.observed_values.start_observing import start_observing
 from rearview.runtime.recorder import Recorder
+from rearview.runtime.restore_checkpoints import CheckpointIndex
 from rearview.runtime.sandbox import clock, entropy
 from rearview.runtime.sandbox.clock import Clock
 from rearview.runtime.sandbox.printed_lines import PrintedLines
@@ -46,7 +46,7 @@ from rearview.state.codecs.base import REFUSAL_HANDLERS
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.checkpoints.compression import CompressionPolicy
 from rearview.store.json_files import fields_of_struct
-from rearview.store.machine import hardware
+from rearview.store.machine_and_process import hardware
 from rearview.store.project import Project, root_of
 from rearview.store.records import RecordFile
 from rearview.store.runs import ACCOUNT, Runs

@@ -20,13 +20,13 @@ from rearview.errors import StateError
 from rearview.model import MissingPart
 from rearview.state.codecs.base import BUILDERS, Kind
 from rearview.state.codecs.containers import set_recipe
-from rearview.state.codecs.python_objects import CellKind
+from rearview.state.codecs.instances_and_functions import CellKind
 from rearview.state.codecs.rng import read_global
 from rearview.state.codecs.tensors import PlainReader, plain_access, plain_reader
 from rearview.state.memory_blocks import SMALL, Blocks, GcPaused, extent
-from rearview.state.object_walk import Anchors, find_path
-from rearview.state.python_object_ids import MarkedContents, contents_with_ids, possible_ids
+from rearview.state.object_numbers import Anchors, find_path
 from rearview.state.reducers import Unpicklable, reducer_for
+from rearview.state.stored_id_numbers import MarkedContents, contents_with_ids, possible_ids
 
 _SET_OPCODES = b"\x8f\x94("
 """Opcodes at the start of a pickled set that has elements."""

@@ -14,9 +14,13 @@ from typing import Any
 
 from rearview.model import MissingPart
 from rearview.state.capture import Captured, split
-from rearview.state.codecs.open_files import UNKNOWN_POSITION
-from rearview.state.exclusions import belongs_to_program, is_never_compared, uncompared_attributes
-from rearview.state.object_walk import Anchors, readable_path, step_text
+from rearview.state.codecs.external_resources import UNKNOWN_POSITION
+from rearview.state.displays_and_trackers import (
+    belongs_to_program,
+    is_never_compared,
+    uncompared_attributes,
+)
+from rearview.state.object_numbers import Anchors, readable_path, step_text
 from rearview.state.skeleton_reader import (
     CONTENT_FIELDS,
     EXTRAS,

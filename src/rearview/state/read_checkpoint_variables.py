@@ -18,7 +18,7 @@ from typing import Any
 from rearview.errors import RearviewError, StateError
 from rearview.state.codecs.containers import READ_ONLY, SAME
 from rearview.state.codecs.tensors import from_special
-from rearview.state.object_walk import label_without_names
+from rearview.state.object_numbers import label_without_names
 from rearview.state.skeleton_reader import (
     ArrayBody,
     BlockNode,

@@ -27,7 +27,7 @@ from rearview.state.codecs.base import (
     reason_of,
 )
 from rearview.state.codecs.containers import READ_ONLY, WEAK_CONTAINERS, ObjectId
-from rearview.state.codecs.open_files import (
+from rearview.state.codecs.external_resources import (
     CSV_WRITER,
     OUTSIDE,
     THREAD,
@@ -35,8 +35,8 @@ from rearview.state.codecs.open_files import (
     file_state,
     outside_reason,
 )
-from rearview.state.codecs.open_files import stream_kind as stream
-from rearview.state.codecs.python_objects import AttributedKind, ObjectKind
+from rearview.state.codecs.external_resources import stream_kind as stream
+from rearview.state.codecs.instances_and_functions import AttributedKind, ObjectKind
 from rearview.state.codecs.thread_and_process_values import CHILD, is_running
 from rearview.state.memory_blocks import SMALL, is_array, is_tensor, root_of
 

@@ -19,7 +19,13 @@ from typing import Any
 from rearview.errors import StateError
 from rearview.state import code_lookup
 from rearview.state.capture import split
-from rearview.state.codecs import arrays, data_loaders, open_files, suspended_generators, tensors
+from rearview.state.codecs import (
+    arrays,
+    data_loaders,
+    external_resources,
+    suspended_generators,
+    tensors,
+)
 from rearview.state.codecs.base import NAMES, Lost, layout_of, prelude
 from rearview.state.codecs.containers import (
     CONTAINERS,
@@ -27,12 +33,12 @@ from rearview.state.codecs.containers import (
     WEAK_CONTAINERS,
     fill_set,
 )
-from rearview.state.codecs.python_objects import AttributedKind, ObjectKind
+from rearview.state.codecs.instances_and_functions import AttributedKind, ObjectKind
 from rearview.state.codecs.rng import write_global
 from rearview.state.codecs.tensors import plain_access
 from rearview.state.memory_blocks import Block, RestoredMemory
-from rearview.state.object_walk import Anchors
-from rearview.state.python_object_ids import set_content
+from rearview.state.object_numbers import Anchors
+from rearview.state.stored_id_numbers import set_content
 
 
 class Restoration:
@@ -209,7 +215,7 @@ class Restoration:
             closed = io.TextIOWrapper(io.BytesIO())  # the next capture must find a closed file
             closed.close()
             return closed
-        return open_files.reopen(state)
+        return external_resources.reopen(state)
 
     def build_lock(self, name: str) -> Any:
         """Return a new lock of the named class."""

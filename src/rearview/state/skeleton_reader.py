@@ -14,14 +14,14 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
-from rearview.model.environment_variables import SET_IN_REPLAYS, is_restored
+from rearview.model.program_environment import SET_IN_REPLAYS, is_restored
 from rearview.state.capture import split
 from rearview.state.codecs.base import NAMES, prelude
 from rearview.state.codecs.containers import SAME
-from rearview.state.exclusions import class_named
+from rearview.state.displays_and_trackers import class_named
 from rearview.state.memory_blocks import Block
-from rearview.state.object_walk import Anchors, label_without_names
-from rearview.state.python_object_ids import set_content
+from rearview.state.object_numbers import Anchors, label_without_names
+from rearview.state.stored_id_numbers import set_content
 
 
 class Ref:

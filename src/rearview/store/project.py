@@ -52,7 +52,7 @@ class Project:
           runs/<run>/records-*.jsonl   records, one file per process
           runs/<run>/records-*.parquet records converted to Parquet; the JSON lines are removed
           corrections.json             places that the user gave to statements
-          versions.git/                source, where the project has no git
+          versions.git_database/                source, where the project has no git
           replays/                     outputs of replays
           backfills/                   running backfills, and how many workers they should have
           writing/                     one file per save in flight (`store.checkpoints.checkpoints.save_in_flight`)

@@ -39,7 +39,7 @@ from rearview.model import Origin, Point, Record, Step
 from rearview.model.run import captured_origin
 from rearview.store.create_files import open_file
 from rearview.store.json_files import CHECKED, check_format
-from rearview.store.machine import process_identity
+from rearview.store.machine_and_process import process_identity
 from rearview.store.values_as_json import HIGH, LOW, Put, convert, encodable, restore
 
 FORMAT = 2

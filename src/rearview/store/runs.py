@@ -38,7 +38,7 @@ from rearview.model.secrets import redact_value
 from rearview.model.wording import printable
 from rearview.store.create_files import make_folder, make_new_folder, open_file, publish
 from rearview.store.json_files import append_line, encode, fields_of_struct, read_facts, read_lines
-from rearview.store.machine import is_alive, process_identity
+from rearview.store.machine_and_process import is_alive, process_identity
 from rearview.store.project import Project
 
 FORMAT = 2

@@ -17,11 +17,11 @@ import msgspec
 
 from rearview.errors import UsageError
 from rearview.store.tables.answer_queries import check_condition
-from rearview.store.tables.connection import ident, quoted
+from rearview.store.tables.duckdb_connection import ident, quoted
 from rearview.store.tables.select_records import SelectedRecords
-from rearview.store.tables.table_query import WORD, TableQuery
+from rearview.store.tables.table_sql import WORD, TableQuery
 from rearview.web.run_index import Column, Index
-from rearview.web.run_index_tables import RUNS
+from rearview.web.run_index_cache import RUNS
 
 FORMS = {"last": "last", "min": "low", "max": "high", "mean": "mean", "count": "n"}
 """Column of `page.stats` for each form of a logged name."""

@@ -25,10 +25,10 @@ from rearview.model.proof import TRUSTED, WITHHELD
 from rearview.model.run import UNASKED
 from rearview.store.project import Project
 from rearview.store.runs import Replay, Runs
-from rearview.store.tables.connection import Duck, quoted
 from rearview.store.tables.convert_to_parquet import Summary
+from rearview.store.tables.duckdb_connection import Duck, quoted
 from rearview.store.tables.pivot import RANKED, UNRANKED, encode
-from rearview.store.tables.record_files import (
+from rearview.store.tables.read_record_files import (
     LONG,
     RecordPart,
     RunRecords,
@@ -38,7 +38,7 @@ from rearview.store.tables.record_files import (
 )
 from rearview.store.tables.schema import load_runs
 from rearview.store.values_as_json import convert
-from rearview.web.run_index_tables import (
+from rearview.web.run_index_cache import (
     ARGUMENTS,
     COLUMNS,
     INDEXED_RUNS,

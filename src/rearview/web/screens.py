@@ -12,12 +12,12 @@ from typing import Any
 from rearview._history import History
 from rearview.errors import RearviewError, UsageError
 from rearview.model import Run, Status
-from rearview.model.environment_variables import is_restored
+from rearview.model.program_environment import is_restored
 from rearview.model.run import name_of
-from rearview.multiversion.open_study import open_runs
+from rearview.multiversion.make_study import open_runs
 from rearview.multiversion.replay_study import ReplayOptions, StudyPlan, plan_study
 from rearview.plan.versions.tree import START, Do
-from rearview.store.tables.connection import quoted
+from rearview.store.tables.duckdb_connection import quoted
 from rearview.web.rows import plain
 from rearview.web.run_index import Index
 

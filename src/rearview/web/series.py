@@ -17,9 +17,9 @@ from typing import Any
 import msgspec
 
 from rearview.errors import UsageError
-from rearview.store.tables.connection import quoted
+from rearview.store.tables.duckdb_connection import quoted
 from rearview.store.tables.pivot import RANKED, UNRANKED
-from rearview.store.tables.record_files import long_sql, needs_no_ranking
+from rearview.store.tables.read_record_files import long_sql, needs_no_ranking
 from rearview.web.run_index import Index, load_replays
 
 Array = Any

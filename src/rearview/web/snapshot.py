@@ -23,7 +23,7 @@ from rearview._history import History
 from rearview.errors import RearviewError, UsageError
 from rearview.web import screens
 from rearview.web.rows import plain
-from rearview.web.run_index_tables import RUNS
+from rearview.web.run_index_cache import RUNS
 from rearview.web.screens import execution_tree
 from rearview.web.series import Chart
 from rearview.web.server import Page, static_files

@@ -12,8 +12,8 @@ from rearview.remote.folder import FolderRemote
 from rearview.runtime.saving.writer import Writer
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.checkpoints.compression import CompressionPolicy
-from rearview.store.maintenance.gc import usage
 from rearview.store.maintenance.sync import pull, push
+from rearview.store.maintenance.thin_and_collect import usage
 from rearview.store.maintenance.verify import verify
 from rearview.store.project import COMPRESSED, PLAIN, Project
 

@@ -15,8 +15,8 @@ from rearview.runtime.saving import overhead as budgets
 from rearview.runtime.saving.overhead import Costs, DiskBudget
 from rearview.runtime.saving.writer import Writer
 from rearview.store.checkpoints.checkpoints import Checkpoints
-from rearview.store.maintenance import gc
-from rearview.store.maintenance.gc import fit_budget, usage
+from rearview.store.maintenance import thin_and_collect
+from rearview.store.maintenance.thin_and_collect import fit_budget, usage
 from rearview.store.maintenance.verify import verify
 from rearview.store.project import Project
 from rearview.store.runs import Runs
@@ -67,7 +67,7 @@ def test_the_store_is_made_to_fit_by_thinning_evenly(project):
 
 
 def test_other_runs_in_progress_keep_all_their_checkpoints(project, monkeypatch):
-    monkeypatch.setattr(gc, "RECORDING", 0.0)
+    monkeypatch.setattr(thin_and_collect, "RECORDING", 0.0)
     mine, other = begun(project, ended=False), begun(project, ended=False)
     fill(project, mine, 4)
     checkpoints = fill(project, other, 4)

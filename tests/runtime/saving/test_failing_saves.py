@@ -15,7 +15,7 @@ from rearview.config import Settings
 from rearview.model import Edge, Point, Snapshot, Step
 from rearview.runtime.saving.writer import Writer
 from rearview.store.checkpoints.checkpoints import Checkpoints
-from rearview.store.maintenance.gc import gc
+from rearview.store.maintenance.thin_and_collect import gc
 from rearview.store.maintenance.verify import verify
 from rearview.store.project import Project
 

@@ -16,7 +16,7 @@ from rearview.config import Settings
 from rearview.runtime.saving.policy import Reason
 from rearview.runtime.saving.writer import Writer
 from rearview.store.checkpoints.checkpoints import Checkpoints
-from rearview.store.maintenance.gc import gc
+from rearview.store.maintenance.thin_and_collect import gc
 from rearview.store.maintenance.verify import verify
 from rearview.store.project import Project
 from runtime.saving.writers import MB, ONE, arrays, equal, stalled, submit

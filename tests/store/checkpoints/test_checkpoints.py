@@ -6,7 +6,7 @@ import pytest
 from rearview.errors import DamagedError, StoreError, UsageError
 from rearview.model import CheckpointMeta, Edge, MissingPart, Part, Point, Snapshot, Step
 from rearview.store.checkpoints.checkpoints import OBJECT_FROM, Checkpoints
-from rearview.store.checkpoints.manifest import FORMAT, INLINE
+from rearview.store.checkpoints.manifest_and_packs import FORMAT, INLINE
 
 MISSING = (MissingPart("log", "a pipe"), MissingPart("plug", "a socket"))
 POINT = Point((Step("epoch", 3, "third"), Step("step", 20, 0.5)))

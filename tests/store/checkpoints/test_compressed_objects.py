@@ -18,7 +18,7 @@ from rearview.store.checkpoints import objects as objects_module
 from rearview.store.checkpoints.checkpoints import OBJECT_FROM, Checkpoints
 from rearview.store.checkpoints.compression import MARK, CompressionPolicy, zstd_library
 from rearview.store.checkpoints.objects import Batch, Objects, digest
-from rearview.store.maintenance.gc import gc, usage
+from rearview.store.maintenance.thin_and_collect import gc, usage
 from rearview.store.maintenance.verify import verify
 from rearview.store.project import COMPRESSED, PLAIN, Project
 

@@ -3,7 +3,7 @@
 from rearview.model import Edge, Part, Point, Snapshot, Step
 from rearview.remote.open import open_remote
 from rearview.store.checkpoints.checkpoints import Checkpoints
-from rearview.store.checkpoints.manifest import INLINE
+from rearview.store.checkpoints.manifest_and_packs import INLINE
 from rearview.store.maintenance.sync import pull, push
 from rearview.store.project import Project
 from rearview.store.runs import Runs

@@ -3,7 +3,7 @@ import random
 
 import pytest
 
-from rearview.store.maintenance.gc import ThinningCandidate, expected_replay, thin
+from rearview.store.maintenance.thin_and_collect import ThinningCandidate, expected_replay, thin
 
 
 def kept(times, count, **more):

@@ -14,7 +14,7 @@ from gitrepo import versions as versions_of
 from gitrepo import write
 from rearview.errors import StoreError, UsageError
 from rearview.model import Checkpoint, Edge, MissingPart, ObjectRef, Point, Step
-from rearview.store.tables import record_files as points_module
+from rearview.store.tables import read_record_files as points_module
 from rearview.store.tables import schema
 from rearview.store.tables.answer_queries import Tables
 from recorded import Recorded, at, rechecked

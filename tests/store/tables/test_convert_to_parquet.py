@@ -18,9 +18,9 @@ from rearview.store.maintenance.verify import check_records
 from rearview.store.records import RecordFile, read
 from rearview.store.tables import convert_to_parquet as summary_module
 from rearview.store.tables.answer_queries import Tables
-from rearview.store.tables.connection import Duck
 from rearview.store.tables.convert_to_parquet import load, seal
-from rearview.store.tables.record_files import gather
+from rearview.store.tables.duckdb_connection import Duck
+from rearview.store.tables.read_record_files import gather
 from recorded import Recorded, at, rechecked
 
 GOLD = Path(__file__).parents[2] / "gold/records"

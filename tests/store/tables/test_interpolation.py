@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from rearview.store.tables import record_files
+from rearview.store.tables import read_record_files
 from rearview.store.tables.answer_queries import Tables
 from recorded import Recorded, at
 
@@ -12,7 +12,9 @@ from recorded import Recorded, at
 @pytest.fixture(params=["grouped", "pivoted before"])
 def store(tmp_path, request, monkeypatch):
     """Every table is asked for in both ways that it can be made."""
-    monkeypatch.setattr(record_files, "ENOUGH", 0 if request.param == "pivoted before" else 10**9)
+    monkeypatch.setattr(
+        read_record_files, "ENOUGH", 0 if request.param == "pivoted before" else 10**9
+    )
     return Recorded(tmp_path)
 
 

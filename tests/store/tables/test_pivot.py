@@ -4,7 +4,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rearview.model import Point, Step
-from rearview.store.tables import record_files as points_module
+from rearview.store.tables import read_record_files as points_module
 from rearview.store.tables.answer_queries import Tables
 from rearview.store.tables.pivot import depth, inside, loop_columns, prefixes, rows_of
 from recorded import Recorded

@@ -10,7 +10,7 @@ import pytest
 from rearview.errors import DamagedError
 from rearview.store.tables.answer_queries import Tables
 from rearview.store.tables.convert_to_parquet import MARK, read_summary
-from rearview.store.tables.record_files import own_values, recorded_names
+from rearview.store.tables.read_record_files import own_values, recorded_names
 from recorded import Recorded, at
 
 GOLD = Path(__file__).parents[2] / "gold/records/format-1.parquet"

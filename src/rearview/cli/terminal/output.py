@@ -137,7 +137,7 @@ def cell(value: Any) -> str:
 
     >>> cell(0.000123456789), cell(None), cell(True)
     ('0.000123457', '', 'true')
-    >>> from rearview.store.stored_values import StoredValue
+    >>> from rearview.store.stored_media import StoredValue
     >>> cell([StoredValue("tensor", "float32", (64, 10), "ab12", 2560), 1])
     '[float32[64, 10], 1]'
     """
@@ -154,7 +154,7 @@ def cell(value: Any) -> str:
 
 def _is_stored(value: Any) -> bool:
     """Return True for a `StoredValue`, without importing its module."""
-    module = sys.modules.get("rearview.store.stored_values")
+    module = sys.modules.get("rearview.store.stored_media")
     return module is not None and isinstance(value, module.StoredValue)
 
 

@@ -30,9 +30,9 @@ from rearview.runtime.cells.library_state import (
     listing,
     settings_bytes,
 )
-from rearview.runtime.cells.notebook_state import NotebookState
 from rearview.runtime.cells.result_store import FORMAT, CellEntry, GroupRef, ResultStore
 from rearview.runtime.cells.skipped_cells import LateRun, Skipped, SkippedCells
+from rearview.runtime.cells.state_digests import NotebookState
 from rearview.runtime.sandbox.clock import Clock
 from rearview.runtime.sandbox.program_inputs import names_read
 from rearview.source.cells import code_hash

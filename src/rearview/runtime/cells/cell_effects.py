@@ -17,7 +17,7 @@ from rearview.model.cell_lineage import CellLineage
 from rearview.runtime.cells.cell_analysis import FILE_QUESTIONS, CellAnalysis
 from rearview.runtime.cells.cell_inputs import Lineage
 from rearview.runtime.cells.library_state import digest_of
-from rearview.runtime.cells.notebook_state import (
+from rearview.runtime.cells.state_digests import (
     NotebookState,
     changes_definitions,
     definition_state,

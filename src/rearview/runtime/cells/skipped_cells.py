@@ -17,8 +17,8 @@ from rearview.runtime.cells.library_state import (
     set_random,
     set_settings,
 )
-from rearview.runtime.cells.notebook_state import NotebookState
 from rearview.runtime.cells.result_store import CellEntry, GroupRef
+from rearview.runtime.cells.state_digests import NotebookState
 from rearview.source.notebooks import CodeCell
 
 REUSE_FAILED = "KeptResultsUnusable"

@@ -36,7 +36,6 @@ from rearview.model.process_messages import (
     SetupStart,
     SpawnRequest,
 )
-from rearview.runtime.checkpoint_index import CheckpointIndex, KnownMemory
 from rearview.runtime.program_frames import run_at_bottom
 from rearview.runtime.replay import start_replay
 from rearview.runtime.replay.fork_server import (
@@ -50,6 +49,7 @@ from rearview.runtime.replay.replayer import Replayer
 from rearview.runtime.replay.shareable_statements import SetupScript, names_mean_libraries
 from rearview.runtime.replay.silent_trackers import set_tracker_variables
 from rearview.runtime.replay.start_replay import RunInputs, SharedStart
+from rearview.runtime.restore_checkpoints import CheckpointIndex, KnownMemory
 from rearview.runtime.sandbox import clock as clocks
 from rearview.runtime.sandbox.program_inputs import listen
 from rearview.runtime.session import Session

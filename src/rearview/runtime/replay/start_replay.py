@@ -31,7 +31,6 @@ from rearview.config import Settings
 from rearview.model import Control, SegmentFile
 from rearview.model.process_messages import TEXTS, SetupStart
 from rearview.runtime import importer
-from rearview.runtime.checkpoint_index import CheckpointIndex
 from rearview.runtime.importer import offer, offer_value
 from rearview.runtime.replay.replayer import Replayer, recorded_values
 from rearview.runtime.replay.silent_trackers import (
@@ -40,6 +39,7 @@ from rearview.runtime.replay.silent_trackers import (
     scalar_of,
     silence_trackers,
 )
+from rearview.runtime.restore_checkpoints import CheckpointIndex
 from rearview.runtime.sandbox import clock as clocks
 from rearview.runtime.sandbox import entropy, file_patches, program_inputs
 from rearview.runtime.sandbox.entropy import after_import

@@ -32,7 +32,7 @@ from rearview.runtime.sandbox.entropy import (
     library_being_loaded,
 )
 from rearview.state.code_lookup import PatchedBuiltin
-from rearview.state.exclusions import BARS
+from rearview.state.displays_and_trackers import BARS
 from rearview.store import recorded_inputs
 from rearview.store.create_files import open_file
 from rearview.store.recorded_inputs import read_clock, remove_clock, write_clock_check

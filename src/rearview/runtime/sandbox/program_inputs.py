@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-from rearview.model.environment_variables import (
+from rearview.model.program_environment import (
     Environment,
     VariableClass,
     class_of,

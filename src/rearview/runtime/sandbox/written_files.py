@@ -34,7 +34,7 @@ from typing import Any
 from rearview.runtime.sandbox.entropy import after_import
 from rearview.runtime.sandbox.file_patches import replace_builtin
 from rearview.runtime.sandbox.program_inputs import listen, unnoticed, unrecorded_prefixes
-from rearview.state.codecs.open_files import transforms
+from rearview.state.codecs.external_resources import transforms
 from rearview.store.checkpoints.checkpoints import FILE_PART
 from rearview.store.create_files import make_folder, set_store_mode
 from rearview.store.json_files import append_line, read_lines

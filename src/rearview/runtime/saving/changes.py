@@ -41,7 +41,7 @@ from rearview.runtime.saving.late_copy import (
 )
 from rearview.runtime.saving.staging import Staged
 from rearview.store.checkpoints.checkpoints import OBJECT_FROM
-from rearview.store.checkpoints.manifest import SLICE
+from rearview.store.checkpoints.manifest_and_packs import SLICE
 from rearview.store.checkpoints.objects import as_bytes
 from rearview.store.create_files import ALIGN
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from rearview.runtime.saving.dirty_pages import Pages, PageWatch
-from rearview.store.machine import cores
+from rearview.store.machine_and_process import cores
 
 PIECE_BYTES = 4 << 20
 """Bytes that a thread copies at a time: at the end, threads wait for the slowest one no longer than for these."""

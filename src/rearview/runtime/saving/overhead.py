@@ -33,7 +33,7 @@ from rearview.runtime.saving.policy import (
     SaveDecision,
 )
 from rearview.store.create_files import make_folder, publish
-from rearview.store.machine import cores
+from rearview.store.machine_and_process import cores
 from rearview.store.project import Project
 
 CLEANUP_TARGET = 0.8
@@ -103,7 +103,7 @@ class DiskBudget:
         if not self.limit:
             return
         if self.used < 0:
-            from rearview.store.maintenance.gc import usage  # few runs have a budget
+            from rearview.store.maintenance.thin_and_collect import usage  # few runs have a budget
 
             self.used = usage(self.project)
         else:
@@ -142,7 +142,7 @@ class DiskBudget:
         command = [
             "-P",
             "-m",
-            "rearview.store.maintenance.gc",
+            "rearview.store.maintenance.thin_and_collect",
             str(self.project.root),
             target,
             self.run,

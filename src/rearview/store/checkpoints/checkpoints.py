@@ -22,7 +22,7 @@ from typing import Any
 from rearview.errors import DamagedError, StoreError, UsageError
 from rearview.model import Checkpoint, ObjectRef, Part, Run, Snapshot
 from rearview.store.checkpoints.compression import CompressionPolicy
-from rearview.store.checkpoints.manifest import (
+from rearview.store.checkpoints.manifest_and_packs import (
     INLINE,
     LazyParts,
     ManifestBody,
@@ -36,7 +36,7 @@ from rearview.store.checkpoints.manifest import (
 from rearview.store.checkpoints.objects import Batch, HashAhead, Objects, as_bytes, digest
 from rearview.store.create_files import make_folder, open_file, write_error
 from rearview.store.json_files import read_lines
-from rearview.store.machine import is_certainly_dead, process_identity
+from rearview.store.machine_and_process import is_certainly_dead, process_identity
 from rearview.store.project import Project
 from rearview.store.runs import ABSENT, TRACES, TRACES_FORMAT, Runs
 

@@ -20,19 +20,19 @@ from rearview.model import Checkpoint, ObjectRef
 from rearview.model.wording import plural
 from rearview.store import printed_lines, recorded_inputs, trust
 from rearview.store.checkpoints.checkpoints import Checkpoints, check_owner
-from rearview.store.checkpoints.manifest import checkpoint_of, pack_body, seal, unseal
+from rearview.store.checkpoints.manifest_and_packs import checkpoint_of, pack_body, seal, unseal
 from rearview.store.checkpoints.objects import Objects
 from rearview.store.create_files import make_folder, publish, write_error
 from rearview.store.json_files import CHECKED, damaged_lines, decode_facts, read_facts
-from rearview.store.maintenance.gc import restore_renamed
+from rearview.store.maintenance.thin_and_collect import restore_renamed
 from rearview.store.project import FORMAT, Project
 from rearview.store.records import scan, without_damage
 from rearview.store.runs import ACCOUNT, Runs
 from rearview.store.runs import FORMAT as FACTS
-from rearview.store.tables.connection import Duck
 from rearview.store.tables.convert_to_parquet import unreadable_lines
-from rearview.store.tables.record_files import summary_of
-from rearview.store.versions.git import LooseDatabase
+from rearview.store.tables.duckdb_connection import Duck
+from rearview.store.tables.read_record_files import summary_of
+from rearview.store.versions.git_database import LooseDatabase
 from rearview.store.versions.versions import Versions
 
 
@@ -349,7 +349,7 @@ class _Check:
                 )
                 self._note(path, text, repair)
         except (VersionError, OSError) as exc:
-            self._note(self.project.store / "versions.git", str(exc))
+            self._note(self.project.store / "versions.git_database", str(exc))
 
     def single_objects(self) -> None:
         """Check the objects that are files of their own; small objects are in packs, with their manifests."""

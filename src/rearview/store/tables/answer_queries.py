@@ -12,11 +12,11 @@ from rearview.model import Checkpoint, Origin
 from rearview.store.checkpoints.objects import Objects
 from rearview.store.project import Project
 from rearview.store.tables import schema
-from rearview.store.tables.connection import Duck, ident, key, quoted
+from rearview.store.tables.duckdb_connection import Duck, ident, key, quoted
 from rearview.store.tables.pivot import (
     depth,
 )
-from rearview.store.tables.record_files import RunRecords, gather
+from rearview.store.tables.read_record_files import RunRecords, gather
 from rearview.store.tables.result_table import Table, refused
 from rearview.store.tables.schema import (
     FileColumns,
@@ -27,7 +27,7 @@ from rearview.store.tables.schema import (
     load_views,
 )
 from rearview.store.tables.select_records import FillableNames, SelectedRecords
-from rearview.store.tables.table_query import WORD, TableQuery, order_keys, order_sql
+from rearview.store.tables.table_sql import WORD, TableQuery, order_keys, order_sql
 from rearview.store.trust import store_id
 from rearview.store.versions.versions import Versions
 

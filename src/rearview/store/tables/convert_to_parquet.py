@@ -28,7 +28,7 @@ from rearview.errors import DamagedError
 from rearview.store.create_files import set_store_mode
 from rearview.store.json_files import CHECKED
 from rearview.store.records import RecordLine, scan
-from rearview.store.tables.connection import Duck, files, quoted
+from rearview.store.tables.duckdb_connection import Duck, files, quoted
 
 FORMAT = 3
 """From 2 on, a summary ends in the checksum of the whole file. From 3 on, records have `source` and `line`."""

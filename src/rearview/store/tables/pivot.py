@@ -18,7 +18,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rearview.store.tables.connection import ident, key, quoted
+from rearview.store.tables.duckdb_connection import ident, key, quoted
 from rearview.store.values_as_json import restore, restore_json
 
 TYPES = {

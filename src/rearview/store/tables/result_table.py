@@ -13,7 +13,7 @@ from typing import Any
 
 from rearview.errors import RearviewError, UsageError
 from rearview.model.wording import plural
-from rearview.store.stored_values import (
+from rearview.store.stored_media import (
     Get,
     StoredValue,
     histogram_svg,
@@ -21,7 +21,7 @@ from rearview.store.stored_values import (
     stored_value,
     value_in_text,
 )
-from rearview.store.tables.connection import Duck, quoted
+from rearview.store.tables.duckdb_connection import Duck, quoted
 from rearview.store.tables.pivot import decode
 
 PREVIEW = 20

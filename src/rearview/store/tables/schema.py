@@ -9,9 +9,9 @@ from enum import Enum
 from rearview.model import Checkpoint
 from rearview.model.proof import ORIGINS
 from rearview.store.project import Project
-from rearview.store.tables.connection import Duck, fold, quoted
+from rearview.store.tables.duckdb_connection import Duck, fold, quoted
 from rearview.store.tables.pivot import ORIGIN, TYPES, common_kind, encode
-from rearview.store.tables.record_files import RunRecords, long_sql
+from rearview.store.tables.read_record_files import RunRecords, long_sql
 from rearview.store.trust import store_id
 from rearview.store.values_as_json import convert
 from rearview.store.versions.versions import Versions

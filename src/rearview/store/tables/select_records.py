@@ -11,7 +11,7 @@ from rearview.model import Origin, Run
 from rearview.model.proof import TRUSTED, WITHHELD
 from rearview.model.run import CAPTURED, UNASKED, captured_origin
 from rearview.store.project import Project
-from rearview.store.tables.connection import Duck, files, key, quoted
+from rearview.store.tables.duckdb_connection import Duck, files, key, quoted
 from rearview.store.tables.pivot import (
     RANKED,
     TYPES,
@@ -25,7 +25,7 @@ from rearview.store.tables.pivot import (
     loop_value_sql,
     wide_sql,
 )
-from rearview.store.tables.record_files import (
+from rearview.store.tables.read_record_files import (
     PivotedPath,
     RecordPart,
     RunRecords,

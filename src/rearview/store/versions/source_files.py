@@ -18,7 +18,7 @@ from rearview.model.secrets import holds_secret, is_secret_file
 from rearview.source.notebooks import without_outputs
 from rearview.store.create_files import make_folder, publish
 from rearview.store.project import FOLDER
-from rearview.store.versions.git import Entry, GitDatabase
+from rearview.store.versions.git_database import Entry, GitDatabase
 
 CACHE_FORMAT = 2
 """From 2 on, the cache file begins with the CRC (four bytes) of the bytes that follow."""

@@ -14,7 +14,7 @@ from rearview.errors import VersionError
 from rearview.store.create_files import make_folder, write_error
 from rearview.store.project import Project
 from rearview.store.versions import source_files
-from rearview.store.versions.git import (
+from rearview.store.versions.git_database import (
     REFS,
     Entry,
     GitDatabase,
@@ -99,14 +99,14 @@ class Versions:
 
     If the project is in a git repository, its versions are stored in the object database of the repository,
     under `refs/rearview/runs/<run>` and `refs/rearview/derived/<version>`; nothing else in the repository
-    is written. Else they are stored in `.rearview/versions.git`.
+    is written. Else they are stored in `.rearview/versions.git_database`.
     """
 
     def __init__(self, project: Project, settings: Settings) -> None:
         self._project = project
         self._limit = settings.max_source
         self._scratch = project.cache / "versions"
-        self._own = project.store / "versions.git"
+        self._own = project.store / "versions.git_database"
         self._database_in_use: Database | None = None
         self._entries_cache: dict[str, tuple[Database, dict[bytes, Entry]]] = {}
         """Cache of the database and the files of each version, which never change."""

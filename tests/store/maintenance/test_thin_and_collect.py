@@ -6,8 +6,8 @@ import pytest
 from rearview.errors import DamagedError, StoreError
 from rearview.model import Edge, Part, Point, Snapshot
 from rearview.store.checkpoints.checkpoints import OBJECT_FROM, Checkpoints, save_in_flight
-from rearview.store.maintenance import gc as gc_module
-from rearview.store.maintenance.gc import gc, usage
+from rearview.store.maintenance import thin_and_collect as gc_module
+from rearview.store.maintenance.thin_and_collect import gc, usage
 
 
 @pytest.fixture

@@ -19,11 +19,11 @@ import msgspec
 
 from rearview.config import Settings
 from rearview.errors import DamagedError, RearviewError, StoreError, UsageError
-from rearview.execute.launch_command import (
+from rearview.execute.program_command import (
     LaunchCommand,
     arg_values_of,
     arguments_of,
-    launch_command,
+    program_command,
 )
 from rearview.model import Run, Status
 from rearview.model.process_messages import Control
@@ -88,7 +88,7 @@ def start_run(
     if preemption is None and notebook:
         return _start_notebook(control, folder)
     if preemption is None:
-        return launch_command(control, os.environ, folder)
+        return program_command(control, os.environ, folder)
     return _start_or_resume(control, preemption, folder)
 
 
@@ -98,10 +98,10 @@ def _start_notebook(control: Control, folder: Path) -> LaunchCommand:
         runs = Runs(Project.create(Path(control.root)))
         control = msgspec.structs.replace(control, run=runs.reserve())
     except (StoreError, OSError):
-        return launch_command(
+        return program_command(
             control, os.environ, folder
         )  # the launcher warns that nothing is recorded
-    command = launch_command(control, os.environ, folder)
+    command = program_command(control, os.environ, folder)
     return replace(command, run_folder=runs.folder(str(control.run)))
 
 
@@ -127,7 +127,7 @@ def _start_or_resume(control: Control, preemption: Preemption, folder: Path) -> 
     try:
         project = Project.create(Path(control.root))
     except StoreError:
-        return launch_command(
+        return program_command(
             control, os.environ, folder
         )  # the launcher warns that nothing is recorded
     control = msgspec.structs.replace(
@@ -148,10 +148,10 @@ def _start_or_resume(control: Control, preemption: Preemption, folder: Path) -> 
     run = stopped_run(runs.all(), control)
     if run is None and preemption.waits:
         control = msgspec.structs.replace(control, run=_reserved_id(project, control))
-        command = launch_command(control, os.environ, folder)
+        command = program_command(control, os.environ, folder)
         return replace(command, run_folder=runs.folder(str(control.run)))
     if run is None:
-        return launch_command(control, os.environ, folder)
+        return program_command(control, os.environ, folder)
     if run.attempts >= preemption.retries:
         raise UsageError(
             f"Run {run.id} was resumed {plural(preemption.retries, 'time')} and never ended. Look at its "
@@ -163,7 +163,7 @@ def _start_or_resume(control: Control, preemption: Preemption, folder: Path) -> 
     control = msgspec.structs.replace(control, resume=run.id)
     run_folder = runs.folder(run.id)
     env = environment_of(run, run_folder, os.environ, resumes=True)
-    command = launch_command(control, env, folder, hash_seed=run.facts.hash_seed)
+    command = program_command(control, env, folder, hash_seed=run.facts.hash_seed)
     versions = Versions(project, Settings.read(project.store))
     notes = (*source_note(versions, run), *environment_note(run_folder))
     return replace(command, run_folder=run_folder, notes=notes)
@@ -329,7 +329,7 @@ class RunResumer:
         run_folder = self.runs.folder(run.id)
         env = environment_of(run, run_folder, os.environ, resumes=True)
         folder = Path(run.current_path(run.cwd, os.path.realpath(self.project.root)))
-        command = launch_command(control, env, folder, hash_seed=run.facts.hash_seed)
+        command = program_command(control, env, folder, hash_seed=run.facts.hash_seed)
         if control.source:
             text = f"the run continues with the source of the work tree ({control.source[:12]})"
             source_notes: tuple[str, ...] = (

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from rearview.execute.launch_command import launch_command
+from rearview.execute.program_command import program_command
 from rearview.model import Control
 
 
 def seed(root, env, **options):
-    how = launch_command(Control(root=str(root), target="train.py"), env, Path(root), **options)
+    how = program_command(Control(root=str(root), target="train.py"), env, Path(root), **options)
     return how.environment["PYTHONHASHSEED"]
 
 

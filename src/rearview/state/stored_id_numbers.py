@@ -16,7 +16,7 @@ from typing import Any
 
 from rearview.state.codecs.base import NAMES, Capturing
 from rearview.state.codecs.containers import ObjectId
-from rearview.state.codecs.python_objects import AttributedKind, ObjectKind
+from rearview.state.codecs.instances_and_functions import AttributedKind, ObjectKind
 
 _NUMBER = re.compile(rb"\x8a(?=\x05.{4}[^\x00]|[\x06\x07])", re.DOTALL)
 """Matches the opcode of a number of five to seven bytes in a pickle; matches inside longer numbers, too."""

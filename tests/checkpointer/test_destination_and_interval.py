@@ -2,7 +2,7 @@ from datetime import timedelta
 
 import pytest
 
-from rearview.checkpointer.options import Pace, Seconds, Share, Steps, interval
+from rearview.checkpointer.destination_and_interval import Pace, Seconds, Share, Steps, interval
 from rearview.errors import UsageError
 
 

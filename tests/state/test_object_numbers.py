@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from rearview.errors import StateError
-from rearview.state.object_walk import Anchors, label_without_names, without_weak_references
+from rearview.state.object_numbers import Anchors, label_without_names, without_weak_references
 
 
 def nobody(_module):

@@ -17,8 +17,8 @@ import msgspec
 
 from rearview.model import Run
 from rearview.store.create_files import make_folder, publish
-from rearview.store.tables.connection import Duck, files, quoted
 from rearview.store.tables.convert_to_parquet import Summary
+from rearview.store.tables.duckdb_connection import Duck, files, quoted
 
 RUNS = {
     "run": "VARCHAR",

@@ -20,7 +20,7 @@ guess about which iteration will be asked for.
 A run that exceeds the budget of its project starts this module as a separate process, so that training
 shares neither interpreter nor memory with the collection. The process prints the bytes that remain::
 
-    python -P -m rearview.store.maintenance.gc ROOT BUDGET RUN
+    python -P -m rearview.store.maintenance.thin_and_collect ROOT BUDGET RUN
 """
 
 from __future__ import annotations
@@ -442,7 +442,7 @@ def recorded_objects(tables: Tables, without: Collection[str] = ()) -> list[str]
 
     Records of the runs in `without` are ignored.
     """
-    from rearview.store.tables.connection import quoted
+    from rearview.store.tables.duckdb_connection import quoted
 
     tables.refresh()
     exclusion = "".join(f" AND run <> {quoted(run)}" for run in without)

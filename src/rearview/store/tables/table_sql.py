@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from rearview.errors import UsageError
 from rearview.model.proof import TRUSTED
-from rearview.store.tables.connection import ident, key, quoted
+from rearview.store.tables.duckdb_connection import ident, key, quoted
 from rearview.store.tables.pivot import (
     INTERPOLATED,
     Catalogue,

@@ -82,7 +82,7 @@ class ObjectKind(Kind):
         self.has_dict = layout.has_dict
         self.slots = layout.slots
         self.excluded = excluded
-        """Names of attributes that are not state, such as addresses and times; see `exclusions`."""
+        """Names of attributes that are not state, such as addresses and times; see `displays_and_trackers`."""
 
     def whole(self) -> ObjectKind:
         """Return this codec without excluded attributes, for a new instance, which needs all its attributes."""

@@ -28,12 +28,11 @@ from rearview.model import Origin, Run
 from rearview.model.wording import plural
 from rearview.store.create_files import make_folder, publish
 from rearview.store.json_files import check_format
-from rearview.store.machine import is_certainly_dead
+from rearview.store.machine_and_process import is_certainly_dead
 from rearview.store.printed_lines import printed_records
 from rearview.store.project import Project
 from rearview.store.records import has_end, line_of, scan
 from rearview.store.runs import Replay, Runs
-from rearview.store.tables.connection import Duck, files, quoted
 from rearview.store.tables.convert_to_parquet import (
     FORMAT,
     PLACED,
@@ -45,6 +44,7 @@ from rearview.store.tables.convert_to_parquet import (
     read_summary,
     seal,
 )
+from rearview.store.tables.duckdb_connection import Duck, files, quoted
 from rearview.store.tables.pivot import RANKED, UNRANKED, cell_sql, common_kind, depth, wide_sql
 
 _TAIL = 256

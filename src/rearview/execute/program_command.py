@@ -39,7 +39,7 @@ class LaunchCommand:
     """Sentences for the user to read before the start, such as on changed environment variables."""
 
 
-def launch_command(
+def program_command(
     control: Control, env: Mapping[str, str], folder: Path, *, hash_seed: str | None = None
 ) -> LaunchCommand:
     """Return the command that runs the program that `control` describes, in the environment `env`.

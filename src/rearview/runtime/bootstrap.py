@@ -1,6 +1,6 @@
 """The file that Python executes first in a process that runs the user's program.
 
-The command is `python …/launcher.py`: `-m` would put the user's folder first on `sys.path`, so that the user's
+The command is `python …/bootstrap.py`: `-m` would put the user's folder first on `sys.path`, so that the user's
 files could shadow Rearview's imports, and `-P` would show in `sys.flags`, which child processes inherit. Until
 `sys.path` is corrected, this file imports only modules that Python has loaded anyway: a file in this folder could
 shadow any other module.
