@@ -1,6 +1,6 @@
 """What planning is told of checkpoints."""
 
-from rearview.backfill.run_facts import checkpoint_facts
+from rearview.backfill.facts_and_segments import checkpoint_facts
 from rearview.model import Checkpoint, CheckpointMeta, LoopStep, ObjectRef, Point, Step
 
 MB = 1_000_000

@@ -9,7 +9,7 @@ import pytest
 
 from plainly import recorded, write
 from rearview._history import history
-from rearview.backfill.run_facts import replay_start
+from rearview.backfill.facts_and_segments import replay_start
 from rearview.execute.backfill_status import SILENT, StatusFile, folder_of
 from rearview.store.runs import Runs
 

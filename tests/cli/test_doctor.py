@@ -3,8 +3,8 @@ import os
 
 import pytest
 
-from rearview.cli import maintenance
-from rearview.cli.maintenance import Check
+from rearview.cli import doctor_verify_gc
+from rearview.cli.doctor_verify_gc import Check
 
 
 @pytest.fixture
@@ -41,12 +41,12 @@ def test_a_store_of_a_newer_format_fails_with_the_remedy(command, here):
 
 
 def test_a_folder_that_is_not_there_is_not_writable(here):
-    assert maintenance.writable(here / "gone").level == "fail"
+    assert doctor_verify_gc.writable(here / "gone").level == "fail"
 
 
 def test_no_git_is_a_warning(monkeypatch, here):
     monkeypatch.setenv("PATH", str(here))
-    (check,) = maintenance.git()
+    (check,) = doctor_verify_gc.git()
     assert check.level == "warn"
 
 
@@ -58,30 +58,30 @@ def test_a_disk_that_refuses_direct_writes_is_a_warning(monkeypatch, here):
             raise OSError(22, "Invalid argument")
         return real(path, flags, *rest, **named)
 
-    monkeypatch.setattr(maintenance.os, "open", refuse)
-    assert maintenance.direct_io(here).level == "warn"
+    monkeypatch.setattr(doctor_verify_gc.os, "open", refuse)
+    assert doctor_verify_gc.direct_io(here).level == "warn"
 
 
 def test_a_missing_package_fails_with_how_to_install_it(monkeypatch):
-    real = maintenance._version
+    real = doctor_verify_gc._version
     monkeypatch.setattr(
-        maintenance, "_version", lambda name: None if name == "duckdb" else real(name)
+        doctor_verify_gc, "_version", lambda name: None if name == "duckdb" else real(name)
     )
-    first, _ = maintenance.packages()
+    first, _ = doctor_verify_gc.packages()
     assert (first.level, first.remedy) == ("fail", "pip install duckdb")
 
 
 def test_a_check_that_raises_is_reported_as_a_warning(monkeypatch, here):
-    monkeypatch.setattr(maintenance, "git", lambda: 1 / 0)
+    monkeypatch.setattr(doctor_verify_gc, "git", lambda: 1 / 0)
     assert Check(
         "warn", "doctor", "a check itself failed: ZeroDivisionError('division by zero')"
-    ) in (maintenance.examine(here))
+    ) in (doctor_verify_gc.examine(here))
 
 
 def test_a_quota_below_the_number_of_cores_is_a_warning(monkeypatch):
-    for name in maintenance.THREADS:
+    for name in doctor_verify_gc.THREADS:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(maintenance, "_read", lambda file: "50000 100000")
-    (check,) = maintenance.threads()
+    monkeypatch.setattr(doctor_verify_gc, "_read", lambda file: "50000 100000")
+    (check,) = doctor_verify_gc.threads()
     assert check.level == "warn"
     assert "OMP_NUM_THREADS=1" in check.remedy

@@ -27,6 +27,7 @@ from rearview.backfill.coverage import (
     is_unproved,
     missing_values,
 )
+from rearview.backfill.facts_and_segments import RunRequest, run_facts, with_run_loop_ids
 from rearview.backfill.find_statements import (
     StatementSources,
     logged_in_unparsable_file,
@@ -34,7 +35,6 @@ from rearview.backfill.find_statements import (
     script_is_gone,
 )
 from rearview.backfill.machine_speed import Machines
-from rearview.backfill.run_facts import RunRequest, run_facts, with_run_loop_ids
 from rearview.backfill.setup_sharing import (
     LeadingImports,
     SetupText,

@@ -24,7 +24,7 @@ from typing import Protocol
 
 import msgspec
 
-from rearview.backfill.run_facts import RunRequest
+from rearview.backfill.facts_and_segments import RunRequest
 from rearview.execute.executor import SetupStage
 from rearview.execute.replay_jobs import script_of
 from rearview.model import Run, Segment

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rearview.cli import demo, maintenance, options
+from rearview.cli import demo, doctor_verify_gc, options
 from rearview.cli.terminal import output
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
@@ -34,6 +34,6 @@ def test_csv_brings_back_every_float_and_text(rows):
     assert [(float(number), text) for number, text in back] == rows
 
 
-@pytest.mark.parametrize("module", [output, options, maintenance, demo])
+@pytest.mark.parametrize("module", [output, options, doctor_verify_gc, demo])
 def test_examples_in_the_source_are_true(module):
     assert doctest.testmod(module).failed == 0

@@ -8,8 +8,8 @@ import pytest
 from limits import HUNG
 from plainly import recorded, write
 from rearview._history import history
+from rearview.backfill.facts_and_segments import deep_loops, inner_loops
 from rearview.backfill.reports import MissingCells
-from rearview.backfill.run_facts import deep_loops, inner_loops
 from rearview.model import LoopTotals, MainLoop, RunEnd
 from rearview.model.run import read_record
 
