@@ -140,7 +140,7 @@ def fold(name: str) -> str:
 def key(letter: str, name: str) -> str:
     """Return the SQL identifier of an internal column for a logged name or loop.
 
-    `letter` says what the column holds: `n` for values of the name, `o` for their origins, `l` for values of the loop.
+    `letter` says what the column holds, for example `n` values of the name, `o` their origins, `l` values of the loop.
     """
     return ident(f"{letter}:{fold(name)}")
 
