@@ -75,7 +75,7 @@ class Audio:
 
     @classmethod
     def decoded(cls, data: bytes, facts: Mapping[str, Any]) -> Audio:  # noqa: ARG003 - all media classes have this signature
-        """Return the sound from its stored bytes. Its samples are an array if they have 16 bits, else the WAV file."""
+        """Return the sound from its stored bytes. Its samples are an array if they have 16 bits, else the bytes of the file."""
         import numpy as np
 
         with wave.open(io.BytesIO(data)) as file:

@@ -55,7 +55,7 @@ def _lines(file: Path) -> list[bytes]:
         *complete_lines, last_line = file.read_bytes().split(b"\n")
     except FileNotFoundError:
         return []
-    # an incomplete last line is ignored; a last line that lacks only its line end is read
+    # an incomplete last line is ignored; a last line of which only the byte of the line end is damaged is read
     return [*complete_lines, last_line[:-1]] if is_intact(last_line[:-1]) else complete_lines
 
 

@@ -44,7 +44,7 @@ class PrintedLine:
 
     @property
     def where(self) -> str:
-        """The point at which the line was printed, as text.
+        """The point at which the line was printed, as text; empty for a line outside of loops.
 
         >>> PrintedLine(("epoch", "step"), (3, 20), "out", "loss 0.5").where
         'epoch=3/step=20'

@@ -41,17 +41,17 @@ class Project:
           objects/ab/cdef…             large parts, named by their BLAKE3 hash; some compressed
           packs/<run>/<seq>-<x>.pack   small parts of one checkpoint
           checkpoints/<run>/<seq>.json manifests; renamed into place last
-          runs/<run>/run.json          facts at start
+          runs/<run>/run.json          the start of the run: its version, command, process
           runs/<run>/heartbeat         its mtime is the last sign of life
           runs/<run>/end.json          how the run ended
-          runs/<run>/events.jsonl      facts added later: arguments, resumptions
+          runs/<run>/events.jsonl      what was added later: arguments, resumptions, labels
           runs/<run>/replays.jsonl     replays of the run, and whether each was proved exact
           runs/<run>/clock.bin         the times that the program read, eight bytes each
           runs/<run>/printed.jsonl     the lines that the run printed, with their points
           runs/<run>/energy.jsonl      when the run was active, and the energy that it used
           runs/<run>/records-*.jsonl   records, one file per process
           runs/<run>/records-*.parquet records converted to Parquet; the JSON lines are removed
-          corrections.json             places that the user gave to statements
+          corrections.json             positions that the user gave for statements in past versions
           versions.git/                source, where the project has no git
           replays/                     outputs of replays
           backfills/                   running backfills, and how many workers they should have
@@ -146,7 +146,7 @@ class Project:
         if (project.store / "format").is_file():
             project.check()
             trust.check_links(project.store, Settings.read(project.store).trust)
-            with contextlib.suppress(OSError):  # on a file system without modes
+            with contextlib.suppress(OSError):  # the file system may not support modes
                 make_store_folder(project.store, mode)
             return project
         try:

@@ -24,7 +24,7 @@ from rearview.store.json_files import append_line, read_lines
 ENVIRONMENT_FILE = "environment.jsonl"
 CELLS_FILE = "cells.jsonl"
 FORMAT = 2
-"""Format of the lines in the two files; from format 2 on, every line has a checksum."""
+"""Format of the lines in `ENVIRONMENT_FILE` and `CELLS_FILE`; from format 2 on, every line has a checksum."""
 
 
 def append_environment(folder: Path, part: Environment) -> None:
@@ -108,7 +108,7 @@ def write_clock_check(file: Path, size: int, check: int) -> None:
 
 
 def remove_clock(file: Path) -> None:
-    """Remove `clock.bin` and `clock.sum`."""
+    """Remove `file`, the `clock.bin` of a run, and the `clock.sum` next to it."""
     file.unlink(missing_ok=True)
     file.with_name(_SUM).unlink(missing_ok=True)
 

@@ -165,7 +165,7 @@ class RecordFile:
 
     @property
     def position(self) -> int:
-        """Number of the next record of this process."""
+        """Number that the next record of this process gets."""
         return self._seq if os.getpid() == self._pid else self._header_facts[3]
 
     def append(
@@ -383,7 +383,7 @@ def _checked(header: Header, data: bytes) -> ScannedFile:
     """
     *raws, tail = data.split(b"\n")
     if is_intact(tail[:-1]):
-        raws.append(tail[:-1])  # complete except for its line end
+        raws.append(tail[:-1])  # only the byte of its line end is damaged
         tail = b""
     intact_lines: list[bytes] = []
     next_number, lost, repaired, damaged_lines, ended = header.first, 0, 0, 0, False
@@ -400,7 +400,8 @@ def _checked(header: Header, data: bytes) -> ScannedFile:
             continue
         repaired += numbers.lost
         if numbers.s < next_number and intact_lines:
-            intact_lines.pop()  # a full disk cut off its line end, so `append` failed and its records were written again
+            # a full disk cut off the line end of the last line: `append` failed, and its records were written again
+            intact_lines.pop()
         lost += max(0, numbers.s - numbers.lost - next_number)
         next_number, damaged_lines = numbers.s + len(numbers.n), 0
         ended = numbers.end

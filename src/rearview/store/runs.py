@@ -1,8 +1,8 @@
 """Runs: start, end, find, list and label them.
 
-Each run has a folder with its facts at the start and at the end, its events (`events.jsonl`) and its replays
-(`replays.jsonl`). The labels of a run are the name, tags and notes that the user gives to the run after it was
-recorded; each label is an event.
+Each run has a folder with data of its start (`run.json`) and end (`end.json`), its events (`events.jsonl`) and its
+replays (`replays.jsonl`). The labels of a run are the name, tags and notes that the user gives to the run after it
+was recorded; each label is an event.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class Runs:
         return folder
 
     def resume(self, run: str, facts: Mapping[str, Any] | None = None) -> Path:
-        """Store that this process resumes a run; return the folder of the run."""
+        """Store that this process resumes a run, with `facts` as fields of the event; return the folder of the run."""
         facts = {"heartbeat": 10.0, **(facts or {})}
         self.append_event(run, "resumed", {**facts, **process_identity()})
         self.heartbeat(run)
@@ -338,7 +338,7 @@ class Runs:
         return [replace(replay, redone=replay.id in redone) for replay in replays]
 
     def ids(self) -> list[str]:
-        """Return the ids of all runs that have started, sorted, which is by time."""
+        """Return the ids of all runs that have started, sorted, so that older runs come first."""
         if not self._project.runs.is_dir():
             return []
         folders = self._project.runs.iterdir()

@@ -38,7 +38,7 @@ _RUNS = "runs"
 _LINKED = "replays"
 """Folder of a store in which replays create work trees with links to their inputs."""
 _EARLY, _LATE = 0.0, 30.0
-"""Least and most seconds from the creation of a run's folder to the recorded start of the run, unless it was copied."""
+"""Least and most seconds, in a store that was not copied, from the creation of a run's folder to the run's start."""
 _STATX = struct.Struct("<I76xqI")
 """Fields that are read from the result of `statx`: its mask, and seconds and nanoseconds of the creation time."""
 _BIRTH = 0x800
@@ -148,7 +148,8 @@ def is_trusted(store: Path, setting: str = "auto") -> bool:
     if facts is None:
         if (store / FILE).exists() or not _was_made_here(store):
             return False
-        with contextlib.suppress(StoreError):  # then the next check need not examine the runs
+        # remembered, so that the next check need not examine the runs
+        with contextlib.suppress(StoreError):
             remember(store)
         return True
     try:

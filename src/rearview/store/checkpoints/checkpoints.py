@@ -1,7 +1,8 @@
 """Save, list, load and delete the checkpoints of a project, and find in them the files that a run wrote.
 
-A save writes the parts of a checkpoint first and its manifest last, so that a checkpoint exists only if all its
-parts do. During a save, a small file (`save_in_flight`) tells garbage collection to spare objects that no
+A part is one piece of the bytes of a checkpoint, such as its skeleton or one buffer. A save writes the parts of a
+checkpoint first and its manifest last, so that a checkpoint exists only if all its parts do. During a save, which
+is then "in flight", a small file (`save_in_flight`) tells garbage collection to spare objects that no
 manifest names yet. The small file holds the identity of the process that saves, so that garbage collection can
 tell if the process was killed. No process ever waits for another one.
 """

@@ -33,11 +33,11 @@ LEVEL = 1
 WINDOW_BITS = 20
 """Binary logarithm of the bytes in zstd's window, which bounds a reader's memory even for a malicious file."""
 INPUT_CHUNK = 1 << 20
-"""Bytes that are compressed, or read from a file, at a time."""
+"""Bytes that are compressed at a time, or read at a time from a compressed file."""
 OUTPUT_CHUNK = 128 << 10
 """Bytes of content that are decompressed at a time."""
 SMALL_ENOUGH = 0.5
-"""Objects that compress to this share of their size or less are compressed to save space."""
+"""Objects that compress to this share of their size or less are always compressed, to save space."""
 TOO_LARGE = 0.7
 """Objects that compress to more than this share are never compressed: for trained weights and moments of an
 optimizer (0.92 to 0.96, in bfloat16 0.78), compressing costs processor time and saves little space."""
@@ -52,7 +52,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 16, 1024
 
 
 def zstd_library() -> ModuleType:
-    """Return Python's own zstd module, or its backport before Python 3.14."""
+    """Return Python's own zstd module or, before Python 3.14, its backport; raise if it is not installed."""
     try:
         if sys.version_info >= (3, 14):
             from compression import zstd
@@ -213,7 +213,7 @@ class _Pause:
 
 
 class CompressionPolicy:
-    """Decides which buffers of one process to compress. Only one thread may use it at a time."""
+    """Decides which buffers to compress in the saves of one process. Only one thread may use an instance at a time."""
 
     def __init__(self) -> None:
         self.disk = DiskSpeed()

@@ -126,7 +126,7 @@ def unseal(data: bytes, name: str) -> ManifestBody:
 
 
 def _check_file_names(body: ManifestBody) -> None:
-    """Raise if a body names files outside the store, or offsets outside a file."""
+    """Raise if `body` has oids or names of packs that could lead outside the store, or impossible sizes or offsets."""
     if body.table is not None:
         oid, nbytes, pack, offset = body.table
         _check_pack(pack)

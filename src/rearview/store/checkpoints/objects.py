@@ -41,7 +41,7 @@ OID_DIGITS = 64
 MOST_OPEN = 128
 """Files of a batch that are kept open until they are synced and closed together; a process may have 1024 open files."""
 LARGEST_SHARE = 0.9
-"""If an object compresses to more than this share of its size, it is stored uncompressed, even if its sample was smaller."""
+"""If an object compresses to more than this share of its size, it is stored uncompressed, even if its sample compressed better."""
 
 
 def digest(data: Any) -> str:
@@ -141,9 +141,9 @@ class Objects:
         return self.path(oid).exists()
 
     def touch(self, ref: ObjectRef) -> bool:
-        """Mark the file of `ref` as in use now; return False if the file does not exist.
+        """Mark the file of the object `ref` as in use; return True, or False if the file does not exist.
 
-        The mark prevents a concurrent garbage collection from removing the file.
+        The mark is the modification time, which is set to now. Then garbage collection does not remove the file.
         """
         try:
             os.utime(self.name(ref))

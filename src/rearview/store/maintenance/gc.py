@@ -74,8 +74,8 @@ class ThinningCandidate:
 def thin(candidates: Iterable[ThinningCandidate], *, excess: int) -> list[str]:
     """Return the ids of checkpoints whose removal, in this order, frees at least `excess` bytes.
 
-    The last checkpoint of a run, from which the run would resume, is never removed, and no promised
-    checkpoint. Fewer bytes are freed if no other checkpoint remains.
+    The last checkpoint of a run, from which the run would resume, and promised checkpoints are not among them. If
+    too few checkpoints remain, fewer bytes are freed.
 
     >>> four = [ThinningCandidate(str(i), "r", float(t), 10) for i, t in enumerate((10, 20, 21, 40))]
     >>> thin(four, excess=10)

@@ -54,7 +54,7 @@ def removal_of(project: Project, run: str, *, together: Collection[str] = ()) ->
 
 
 def remove(project: Project, versions: Versions, run: str) -> None:
-    """Remove a run for which `removal_of` did not raise; garbage collection later frees the objects that only it used."""
+    """Remove a run for which `removal_of` did not raise; garbage collection later frees objects that only this run used."""
     removed_runs = project.store / FOLDER
     try:
         make_folder(removed_runs)
@@ -75,7 +75,7 @@ def unfinished(project: Project) -> list[tuple[str, str]]:
 
 
 def finish_removals(project: Project, versions: Versions) -> None:
-    """Remove all other files of the runs whose folders are in `.rearview/removed/`."""
+    """Remove the replays, checkpoints, versions and folders of the runs whose folders are in `.rearview/removed/`."""
     for run, _ in unfinished(project):
         folder = project.store / FOLDER / run
         derived = {str(line.get("version")) for line in _replay_lines(folder)}

@@ -150,7 +150,7 @@ class IterationRange(NamedTuple):
     run: str
     loops: tuple[str, ...] = ()
     outer: int = 0
-    """Iteration of the outermost loop."""
+    """Iteration of the outermost loop that contains the range."""
     first: int = 0
     """First iteration of the inner loop in the range, if there is an inner loop."""
     last: int | None = None
@@ -230,7 +230,8 @@ class Tables:
     ) -> Table:
         """Return a table with one row per point and `names` as columns, in order of execution.
 
-        Without `names`, the table has all columns. `where` is SQL over names, loops, arguments and facts of runs;
+        Without `names`, the columns are the arguments of the runs, and the names that `SelectedRecords.names_by_default`
+        returns. `where` is SQL over names, loops, arguments and columns of the table `runs`;
         `order` names columns, as in "acc desc, epoch" or ["-acc", "epoch"]; rows without a value come last. A
         name in `fillable` has a column of nulls if it has no values. `origins` adds a column `<name>.origin` for
         every logged name. Values of replays that were not exact are left out, unless `unproved` is True. If some

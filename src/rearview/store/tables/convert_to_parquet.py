@@ -31,7 +31,7 @@ from rearview.store.records import RecordLine, scan
 from rearview.store.tables.connection import Duck, files, quoted
 
 FORMAT = 3
-"""From 2 on, a summary ends in the checksum of the whole file. From 3 on, records have `source` and `line`."""
+"""Format of a summary. From format 2 on, it ends in the checksum of the file. From 3 on, records have `source` and `line`."""
 PLACED = 3
 """First format of summaries whose files have the columns `source` and `line`."""
 MARK = "rearview"
@@ -56,7 +56,7 @@ class NameSummary(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """Summary of a sealed file of records, from which a table can be planned without reading the records."""
+    """Summary of a sealed (Parquet) file of records, from which a table can be planned without reading the records."""
 
     format: int
     run: str

@@ -170,7 +170,7 @@ replays, the last attempt over earlier attempts, a replay with a better verdict 
 and a newer replay over an older replay; captured values lose. All values from the winning source are selected."""
 
 UNRANKED = "SELECT *, 'recorded' AS origin, 0 AS occ FROM ({source})"
-"""SQL to use in place of `RANKED` if no two records have one name and point."""
+"""SQL to use in place of `RANKED` if no two records have the same name and point."""
 
 
 def depth(path: str) -> int:

@@ -66,7 +66,7 @@ class RecordPart:
     """One file of records of a run, and the summary of the file."""
 
     file: Path | None
-    """The sealed file, or None if the records were loaded into the table `own.live`."""
+    """The sealed (Parquet) file, or None if the records were loaded into the SQL table `own.live`."""
     summary: Summary
     size: int = 0
     hidden: frozenset[tuple[str, str]] = frozenset()
@@ -81,7 +81,7 @@ class RecordPart:
 
 @dataclass(slots=True)
 class RunRecords:
-    """All runs with their replays and files of records. Records of unsealed files are in the table `own.live`."""
+    """All runs with their replays and files of records. Records that are not in Parquet files are in `own.live`."""
 
     runs: list[Run] = field(default_factory=list)
     replays: dict[str, list[Replay]] = field(default_factory=dict)
@@ -93,7 +93,7 @@ class RunRecords:
 
 
 def gather(project: Project, con: Duck) -> RunRecords:
-    """Return the records of all runs; seal complete files, and load other files into the SQL table `own.live`."""
+    """Return the records of all runs; complete files are converted to Parquet, others loaded into the SQL table `own.live`."""
     run_records = RunRecords(Runs(project).all())
     run_records.problems += [run.damaged for run in run_records.runs if run.damaged]
     con.execute(f"CREATE OR REPLACE TABLE own.live ({LONG})")
@@ -110,8 +110,8 @@ def gather_records(
 ) -> None:
     """Find the files of records of the runs `run_ids` again, and put them into `run_records`.
 
-    Complete files are sealed, and other files are loaded into the SQL table `own.live`. `cached_summary` may return
-    the summary of a sealed file that was checked before; then the file is not read.
+    Complete files are converted to Parquet, and other files are loaded into the SQL table `own.live`. `cached_summary`
+    may return the summary of a Parquet file that was checked before; then the file is not read.
     """
     runs = Runs(project)
     by_id = {run.id: run for run in run_records.runs}
@@ -133,7 +133,7 @@ def gather_records(
             elif file.suffix == ".jsonl":
                 try:
                     (complete if _is_complete(file) else growing).append(file)
-                except FileNotFoundError:  # another process has just sealed the file
+                except FileNotFoundError:  # another process has just converted the file to Parquet
                     sealed.append(file.with_suffix(".parquet"))
         record = by_id.get(run) if captures_printed else None
         printed_numbers = printed_records(project, record, folder) if record is not None else None
@@ -176,9 +176,9 @@ def _batches(files: Sequence[Path]) -> Iterator[list[Path]]:
 def _load_batch(
     con: Duck, run_records: RunRecords, batch: list[Path], *, growing: bool
 ) -> list[Path]:
-    """Seal the files in `batch`, or load them into the SQL table `own.live`; return the sealed files.
+    """Convert the files in `batch` to Parquet, or load them into the SQL table `own.live`; return the Parquet files.
 
-    Files are loaded if they cannot be sealed, or are `growing`: other processes may be appending to them.
+    Files are loaded if they cannot be converted, or are `growing`: other processes may be appending to them.
     """
     try:
         return _seal_or_keep(con, run_records, load(con, batch, growing=growing), growing=growing)
@@ -202,9 +202,10 @@ def _load_batch(
 def _seal_or_keep(
     con: Duck, run_records: RunRecords, loaded: list[LoadedRecords], *, growing: bool
 ) -> list[Path]:
-    """Seal the `loaded` files if possible, else insert their records into `own.live`; return the sealed files.
+    """Convert the `loaded` files to Parquet, or insert their records into `own.live`; return the Parquet files.
 
-    Damaged files and `growing` files, to which other processes may be appending, are not sealed.
+    Damaged files, `growing` files (other processes may be appending to them), and files of a store that cannot be
+    written are not converted.
     """
     # damaged files are not sealed, so that they can still be repaired
     complete = [records for records in loaded if not growing and not records.lost]
@@ -319,7 +320,7 @@ class PivotedPath(msgspec.Struct, frozen=True):
 
 
 class PivotCacheIndex(msgspec.Struct, frozen=True):
-    """The JSON file `points.json` of a pivot cache: one entry per loop path."""
+    """The JSON file `points.json` of a pivot cache, which describes the file of each loop path."""
 
     format: int
     depths: list[PivotedPath]
@@ -440,7 +441,8 @@ def _create_pivot_cache(folder: Path, con: Duck, parts: Sequence[RecordPart]) ->
             f"SELECT count(*) = count(DISTINCT hash(path, indices, name)) FROM ({long_sql(parts)})"
         )
         (is_distinct,) = con.execute(distinct).fetchone()
-        if is_distinct:  # several files, but each point has one value per name: no ranking is needed
+        # there are several files, but each point has one value per name: no ranking is needed
+        if is_distinct:
             source = UNRANKED.format(source=long_sql(parts))
     names: dict[str, dict[str, set[str]]] = {}
     for part in parts:
@@ -503,7 +505,7 @@ LoggedValue = tuple[tuple[str, ...], tuple[int, ...], str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The records of one file that the run itself wrote."""
+    """The records in one file, which the run itself wrote, not a replay."""
 
     attempt: int
     process: str
@@ -537,7 +539,7 @@ def recorded_names(folder: Path) -> set[str]:
     for file in folder.glob("records-*"):
         try:
             names |= _names_in(file)
-        except FileNotFoundError:  # another process has just sealed the file
+        except FileNotFoundError:  # another process has just converted the file to Parquet
             sealed = file.with_suffix(".parquet")
             names |= _names_in(sealed) if sealed.exists() else set()
         except DamagedError:

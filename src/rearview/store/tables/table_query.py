@@ -249,10 +249,9 @@ class TableQuery:
         *,
         keys: bool = False,
     ) -> str:
-        """Return the SELECT of the table's rows in which the condition `where` is true, in the given order.
+        """Return the SELECT of the rows for which the condition `where` is true, ordered by `order`, at most `limit`.
 
-        With `limit`, there are at most so many rows. With `keys`, only run, loop path and iterations of each row are
-        selected.
+        With `keys`, only run, loop path and iterations of each row are selected.
         """
         keys_of_order = [
             (self._order_column(key.column), key)
@@ -480,7 +479,7 @@ class TableQuery:
     def _rows_sql(
         self, names: list[str], rows: RowPaths, facts: list[str], selected: SelectedRecords
     ) -> str:
-        """Return SQL for all rows, with all columns that a condition or an order may mention."""
+        """Return SQL for all rows of the loop paths `rows`, with all columns that a condition or order may mention."""
         kinds = {name: self._catalogue.kind(name) for name in names}
         columns = {name: dict.fromkeys(self._catalogue.names[name], kinds[name]) for name in names}
 

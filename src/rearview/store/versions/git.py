@@ -85,7 +85,7 @@ class GitDatabase:
         return self._git("cat-file", "-t", tree, check=False).strip() == b"tree"
 
     def put_files(self, paths: Sequence[bytes]) -> list[str]:
-        """Store the unfiltered bytes of files of the work tree; return their object names in order."""
+        """Store files of the work tree as git blobs, without git's filters; return their object names in order."""
         root = os.fsencode(self.work_tree)
         # absolute paths, one per line: git resolves relative paths from the top of the repository
         absolute_paths = [root + b"/" + path for path in paths]
@@ -101,7 +101,7 @@ class GitDatabase:
         return [names[path] for path in absolute_paths]
 
     def put(self, data: bytes) -> str:
-        """Store bytes as a blob; return its object name."""
+        """Store `data` as a git blob; return its object name."""
         out = self._git("hash-object", "-w", "--no-filters", "--stdin", stdin=data)
         return out.decode().strip()
 
@@ -126,7 +126,7 @@ class GitDatabase:
             return self._git("write-tree", env=env).decode().strip()
 
     def keep(self, name: str, tree: str, message: str) -> None:
-        """Create the ref `refs/rearview/<name>` to a tree, by a commit without a parent."""
+        """Create the ref `refs/rearview/<name>` to a commit of `tree`, which has this message and no parent."""
         commit = self._git("commit-tree", tree, "-F", "-", stdin=message.encode()).decode().strip()
         self._git("update-ref", REFS + name, commit)
 
@@ -147,7 +147,7 @@ class GitDatabase:
         return {ref.removeprefix(REFS): message for ref, message in pairs}
 
     def entries(self, tree: str) -> dict[bytes, Entry]:
-        """Return a mapping from the path of each file of a tree to its mode and object name."""
+        """Return a mapping from the path of each file of the git tree `tree` to (mode, object name)."""
         out: dict[bytes, Entry] = {}
         for line in self._git("ls-tree", "-r", "-z", "--full-tree", tree).split(b"\0"):
             if line:
@@ -157,7 +157,7 @@ class GitDatabase:
         return out
 
     def blobs(self, names: Iterable[str]) -> Iterator[bytes]:
-        """Yield the bytes of each blob in order."""
+        """Yield the bytes of the git blobs with these object `names`, in order; raise if one is missing."""
         names = list(names)
         if not names:
             return
@@ -195,7 +195,7 @@ class GitDatabase:
             at = end + 2 + size
 
     def diff(self, a: str, b: str) -> str:
-        """Return the unified diff of two trees."""
+        """Return the unified diff from the git tree `a` to the git tree `b`."""
         plain = (
             "--no-ext-diff",
             "--no-textconv",
@@ -207,7 +207,7 @@ class GitDatabase:
         return out.decode("utf-8", "replace")
 
     def listed(self) -> Iterator[tuple[bool, bytes]]:
-        """Yield for each file that is not ignored: whether git tracks it, and its path in the work tree.
+        """Yield (whether git tracks the file, path in the work tree) for each file that git does not ignore.
 
         The user's index says which files are tracked; a git directory that Rearview made tracks none. A folder
         that is a separate repository (a submodule, a nested clone) is listed as one path with a trailing `/`.
@@ -361,11 +361,11 @@ class LooseDatabase:
         )
 
     def put_files(self, paths: Sequence[bytes]) -> list[str]:
-        """Store the unfiltered bytes of files of the work tree; return their object names in order."""
+        """Store files of the work tree as git blobs, without git's filters; return their object names in order."""
         return [self.put(Path(self.work_tree, os.fsdecode(p)).read_bytes()) for p in paths]
 
     def put(self, data: bytes) -> str:
-        """Store bytes as a blob; return its object name."""
+        """Store `data` as a git blob; return its object name."""
         return self._write(b"blob", data)
 
     def tree(self, base: str | None, changes: Mapping[bytes, Entry | None]) -> str:
@@ -401,7 +401,7 @@ class LooseDatabase:
         return self._write(b"tree", b"".join(line for _, line in sorted(lines)))
 
     def keep(self, name: str, tree: str, message: str) -> None:
-        """Create the ref `refs/rearview/<name>` to a tree, by a commit without a parent."""
+        """Create the ref `refs/rearview/<name>` to a commit of `tree`, which has this message and no parent."""
         author = f"rearview <rearview@localhost> {int(time.time())} +0000"
         text = f"tree {tree}\nauthor {author}\ncommitter {author}\n\n{message}"
         file = self.git_dir / REFS / name
@@ -417,7 +417,7 @@ class LooseDatabase:
         """Return a mapping from the name of each ref below `refs/rearview/` to its tree."""
         out = {}
         for name, commit in self.refs().items():
-            with contextlib.suppress(VersionError):  # damaged: `verify` says so
+            with contextlib.suppress(VersionError):  # `verify` reports a damaged commit
                 out[name] = tree_of(self._read(commit, b"commit"))
         return out
 
@@ -426,7 +426,7 @@ class LooseDatabase:
         out = {}
         for name, commit in self.refs().items():
             if name.startswith(below):
-                with contextlib.suppress(VersionError):  # damaged: `verify` says so
+                with contextlib.suppress(VersionError):  # `verify` reports a damaged commit
                     text = self._read(commit, b"commit").partition(b"\n\n")[2]
                     out[name] = text.decode("utf-8", "replace")
         return out
@@ -447,7 +447,7 @@ class LooseDatabase:
         return out
 
     def entries(self, tree: str) -> dict[bytes, Entry]:
-        """Return a mapping from the path of each file of a tree to its mode and object name."""
+        """Return a mapping from the path of each file of the git tree `tree` to (mode, object name)."""
         out: dict[bytes, Entry] = {}
         todo = [(b"", tree)]
         while todo:
@@ -460,12 +460,12 @@ class LooseDatabase:
         return dict(sorted(out.items()))
 
     def blobs(self, names: Iterable[str]) -> Iterator[bytes]:
-        """Yield the bytes of each blob in order."""
+        """Yield the bytes of the git blobs with these object `names`, in order; raise if one is missing."""
         for name in names:
             yield self._read(name, b"blob")
 
     def diff(self, a: str, b: str) -> str:
-        """Return the unified diff of two trees."""
+        """Return the unified diff from the git tree `a` to the git tree `b`."""
         old, new = self.entries(a), self.entries(b)
         out: list[str] = []
         for path in sorted(old.keys() | new.keys()):
