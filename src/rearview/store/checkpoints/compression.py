@@ -78,7 +78,7 @@ def compressor() -> Any:
 
 
 class IncompressibleError(Exception):
-    """Raised if the compressed bytes of an object exceed the allowed size."""
+    """An object compresses to more bytes than the caller of `compress` allows."""
 
 
 def compress(view: memoryview, most: float) -> Iterator[memoryview]:

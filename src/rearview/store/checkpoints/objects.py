@@ -129,7 +129,7 @@ class Objects:
         self._checked(replace(ref, sum=""), None)
 
     def ref(self, oid: str) -> ObjectRef:
-        """Return the reference of the object `oid`, with the size of its content."""
+        """Return the reference of the object `oid`, with the size of its content; raise if it has no file of its own."""
         fd = os.open(self.path(oid), os.O_RDONLY | os.O_CLOEXEC)
         try:
             return ObjectRef(oid, _size(fd))
