@@ -17,13 +17,13 @@ SOURCES = (
     *("parameters", "assigned", "printed", "logging", "tensorboard", "wandb", "mlflow"),
     *("lightning", "transformers", "keras"),
 )
-"""Sources from which values can be captured."""
+"""Sources from which values are captured in addition to log calls; the setting `capture` names them."""
 ON_REQUEST = frozenset({"logging"})
-"""Sources that the setting `capture = "all"` does not include."""
+"""Sources of captured values that the setting `capture = "all"` does not include."""
 
 
 _NOTEBOOK = 0.02
-"""Default of `epsilon` for a notebook, with which all costs of recording together should be below 3 %."""
+"""Default of `epsilon` for a notebook: all costs of recording together should then be below 3 % of the training time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,8 @@ class Settings:
     every: bool = False
     """Save a checkpoint after every iteration of the outermost loop, regardless of the cost."""
     staging: int = 0
-    """Most bytes of staging memory; 0 means the size of the changed bytes of one checkpoint, at least 16 MB."""
+    """Most bytes of memory into which states are copied before they are written to disk; 0 means the size of the
+    changed bytes of one checkpoint, at least 16 MB."""
     budget: int = 0
     """Most bytes that the checkpoints of a project may take; 0 means no bound."""
     max_source: int = 1_000_000
@@ -55,7 +56,7 @@ class Settings:
     """Whether `rearview run` prints at its end what was recorded: "always", "never", or "auto", which means if
     standard error is a terminal."""
     heartbeat: float = 10.0
-    """Seconds between signs of life of a run."""
+    """Seconds between updates of the file by which a run shows that it is alive."""
     workers: int = 0
     """Number of replay processes; 0 means one per core."""
     gpus: float = 0.0
@@ -63,22 +64,23 @@ class Settings:
     huge_pages: bool = True
     """Give recorded programs huge memory pages, if the system supports them."""
     shared_start: bool = True
-    """If several local replays begin with equal imports or an equal set-up, do this work once, in one process, from which the
-    replays are forked."""
+    """If several local replays begin with equal imports, or with equal code before the main loop, run this code once,
+    in one process, from which the replays are forked."""
     rerun: bool = True
     """Run a program again from its start, in one process, if restoring checkpoints would not be noticeably faster."""
     grid: str = "energy-charts:de"
-    """Service that reports on the power in the grid, and the region; see green.md."""
+    """Service that reports on the power in the grid, a colon, and the region; see green.md."""
     compress: Literal["auto", "never"] = "auto"
-    """Whether to compress large parts of checkpoints: `auto` means if compressing pays."""
+    """Whether to compress large parts of checkpoints: `auto` means that Rearview measures for which it pays."""
     propagation: float = 0.7
-    """Least certainty, from 0 to 1, with which Rearview must know where a statement belongs in a past version;
-    below, the version is refused."""
+    """Least certainty, from 0 to 1, with which Rearview must know where a statement belongs in a past version.
+    If it is less certain, it refuses to add the statement to this version."""
     background_memory: int = 256 << 20
-    """Most bytes of the log calls that wait for a background writer; further calls block the program."""
+    """Most bytes of log calls that wait for a background writer (`rearview.background`); further calls block the
+    program."""
     trust: Literal["auto", "yes", "no"] = "auto"
-    """Whether code of the store may be run and its pickles loaded: `auto` means if the store was made here or was
-    trusted by `rearview trust`; `yes` is only accepted from the environment."""
+    """Whether code of the store may be run and its pickles loaded: `auto` means if the store was made on this machine
+    or was trusted by `rearview trust`; `yes` is only accepted from an environment variable."""
 
     @classmethod
     def read(cls, folder: Path | None = None, env: Mapping[str, str] | None = None) -> Settings:
@@ -121,7 +123,7 @@ class Settings:
         return included_by_all and ("all" in words or all(word.startswith("-") for word in words))
 
     def for_notebook(self) -> Settings:
-        """Return these settings for a notebook, whose default of `epsilon` is lower.
+        """Return a copy of these settings in which `epsilon`, if it has its default, is the lower default for notebooks.
 
         >>> Settings().for_notebook().epsilon, Settings(epsilon=0.1).for_notebook().epsilon
         (0.02, 0.1)
@@ -129,7 +131,7 @@ class Settings:
         return replace(self, epsilon=_NOTEBOOK) if self.epsilon == Settings().epsilon else self
 
     def changed(self, values: Mapping[str, Any]) -> Settings:
-        """Return a copy of these settings with new `values`, each converted to the type of its setting.
+        """Return a copy of these settings with new `values` by name, each converted to the type of its setting.
 
         >>> Settings().changed({"epsilon": "0.1"}).epsilon
         0.1
@@ -148,7 +150,7 @@ class Settings:
 
 
 def _check_sources(text: str) -> None:
-    """Raise if the setting `capture` names a source that does not exist."""
+    """Raise if `text`, the setting `capture`, names a source that does not exist."""
     for word in text.replace(",", " ").lower().split():
         if word not in {"all", "none"} and word.removeprefix("-") not in SOURCES:
             raise UsageError(
@@ -159,7 +161,7 @@ def _check_sources(text: str) -> None:
 
 
 def _yes_or_no(value: Any) -> Any:
-    """Return `"yes"` or `"no"` for a truth value in TOML or a shell variable; return other values unchanged.
+    """Return `"yes"` or `"no"` if `value` is a truth value of TOML or its text; return other values unchanged.
 
     >>> _yes_or_no(False), _yes_or_no("1"), _yes_or_no("auto")
     ('no', 'yes', 'auto')

@@ -17,7 +17,7 @@ from pathlib import Path
 from zlib import crc32
 
 Opener = Callable[[Path, int], int]
-"""A function that opens a new file with the given flags and returns its descriptor."""
+"""A function (path, flags) that opens a new file as `os.open` does and returns its descriptor."""
 
 _CANNOT_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EACCES, errno.EPERM}
 """Error numbers if the file system cannot sync folders, or if a folder may not be read."""
@@ -26,7 +26,7 @@ _CANNOT_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EACCES, errno.E
 def publish(path: Path, data: bytes, *, durable: bool = True, opener: Opener | None = None) -> None:
     """Replace the content of the file at `path` by `data` in one step: a kill leaves the old file or the new file.
 
-    With `durable`, the bytes are on the device before the new file gets its name.
+    With `durable`, the bytes are on the device before the new file gets its name. `opener` opens the new file.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
     try:
@@ -80,7 +80,7 @@ _FIELD = b',"c":'
 
 
 def add_check(text: bytes) -> bytes:
-    """Return the JSON object `text` with its checksum as the last field, `c`; the object must not be empty.
+    """Return `text`, a JSON object that is not empty, with its checksum as the last field, `c`.
 
     >>> add_check(b'{"loss":0.25}')
     b'{"loss":0.25,"c":2674730190}'
@@ -92,7 +92,7 @@ def add_check(text: bytes) -> bytes:
 
 
 def is_intact(text: bytes) -> bool | None:
-    """Return True if the checksum of a JSON object is correct, False if it is wrong, None if there is no checksum."""
+    """Return True if the checksum of the JSON object `text` is correct, False if it is wrong, None if there is none."""
     at = text.rfind(_FIELD)
     if at < 0:
         return None
@@ -100,7 +100,7 @@ def is_intact(text: bytes) -> bool | None:
 
 
 def add_item(text: bytes) -> bytes:
-    """Return the JSON list `text` with its checksum as the last item; the list must not be empty.
+    """Return `text`, a JSON list that is not empty, with its checksum as the last item.
 
     >>> is_intact_list(add_item(b'[1,2]')), is_intact_list(b'[1,3,3909607990]')
     (True, False)
@@ -110,6 +110,6 @@ def add_item(text: bytes) -> bytes:
 
 
 def is_intact_list(text: bytes) -> bool:
-    """Return True if a JSON list ends in its correct checksum."""
+    """Return True if the last item of the JSON list `text` is its correct checksum."""
     body, comma, check = text.rpartition(b",")
     return bool(comma) and check == b"%d]" % crc32(body)

@@ -4,8 +4,8 @@
 class RearviewError(Exception):
     """Base of all errors; `slug` is the name of the paragraph in docs/errors.md that explains the error.
 
-    `general` is the message without the id of the run. Runs with the same problem have equal texts here, so that
-    the user sees the text only once.
+    `general` is the message without the id of the run. If several runs have the same problem, their `general` is
+    equal, so that it is shown to the user only once.
     """
 
     slug = "error"
@@ -63,7 +63,7 @@ class ProbeError(SourceError):
 
 
 class StateError(RearviewError):
-    """Live state cannot be captured, restored or matched."""
+    """The live objects of a program cannot be captured, restored or matched with a checkpoint."""
 
     slug = "state"
 

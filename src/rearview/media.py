@@ -1,8 +1,8 @@
 """Classes for values of `rearview.log`: audio, text, tables, confusion matrices, images and histograms.
 
-The store keeps each value as one compact object, which is stored once even if it is logged often; reading an
-audio, text, table or confusion matrix returns the class that was logged. Tensors, arrays, PIL images and
-Matplotlib figures can be logged without these classes.
+The store keeps each value as one compact object, which is stored once even if the value is logged often. Reading
+a logged audio, text, table or confusion matrix returns an object of the class that was logged. Tensors, arrays,
+PIL images and Matplotlib figures can be logged without these classes.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Any
 from rearview.errors import UsageError
 
 _SHOWN_ROWS = 10
-"""Number of rows of a table that a notebook shows."""
+"""Most rows of a logged table that a notebook shows."""
 _SHOWN_CHARACTERS = 400
-"""Number of characters of a text that a notebook shows."""
+"""Most characters of a logged text that a notebook shows."""
 
 
 def _refusal(class_name: str, why: str) -> UsageError:
@@ -42,7 +42,7 @@ class Audio:
     """Samples per second."""
 
     def encoded(self) -> tuple[bytes, dict[str, Any]]:
-        """Return (bytes to store, facts that describe the bytes)."""
+        """Return (bytes to store, description of the bytes for JSON)."""
         is_encoded = isinstance(self.samples, (bytes, bytearray))
         data = bytes(self.samples) if is_encoded else self._wave()
         try:
@@ -74,8 +74,8 @@ class Audio:
         return out.getvalue()
 
     @classmethod
-    def decoded(cls, data: bytes, facts: Mapping[str, Any]) -> Audio:  # noqa: ARG003 - one signature for all
-        """Return the sound from its stored bytes, with 16-bit samples."""
+    def decoded(cls, data: bytes, facts: Mapping[str, Any]) -> Audio:  # noqa: ARG003 - all media classes have this signature
+        """Return the sound from its stored bytes. Its samples are an array if they have 16 bits, else the bytes of the file."""
         import numpy as np
 
         with wave.open(io.BytesIO(data)) as file:
@@ -104,7 +104,7 @@ class Text:
     """`plain`, `markdown` or `html`."""
 
     def encoded(self) -> tuple[bytes, dict[str, Any]]:
-        """Return (bytes to store, facts that describe the bytes)."""
+        """Return (bytes to store, description of the bytes for JSON)."""
         if self.format not in _SUFFIXES:
             raise _refusal(
                 "Text", f"its format is {self.format!r}, not one of {', '.join(_SUFFIXES)}"
@@ -126,7 +126,7 @@ class Text:
         return self.text
 
     def _repr_html_(self) -> str:
-        # the store may come from anyone: show the source of HTML, never run it
+        # the store may come from a stranger: show the source text of HTML, so that a browser does not run it
         ellipsis = "…" if len(self.text) > _SHOWN_CHARACTERS else ""
         return f"<pre>{html.escape(self.text[:_SHOWN_CHARACTERS])}{ellipsis}</pre>"
 
@@ -136,13 +136,13 @@ _SUFFIXES = {"plain": ".txt", "markdown": ".md", "html": ".html"}
 
 @dataclass(frozen=True)
 class DataTable:
-    """A table: named columns, and rows of numbers and texts. Data frames need no conversion by the user."""
+    """A table: named columns, and rows of numbers and texts. Data frames can be logged without this class."""
 
     columns: Sequence[str]
     rows: Iterable[Sequence[Any]] = field(default_factory=list)
 
     def encoded(self) -> tuple[bytes, dict[str, Any]]:
-        """Return (bytes to store, facts that describe the bytes)."""
+        """Return (bytes to store, description of the bytes for JSON)."""
         columns = [str(column) for column in self.columns]
         rows = [[_cell(cell) for cell in row] for row in self.rows]
         for number, row in enumerate(rows):
@@ -156,7 +156,7 @@ class DataTable:
         return zlib.compress(text.encode()), facts
 
     @classmethod
-    def decoded(cls, data: bytes, facts: Mapping[str, Any]) -> DataTable:  # noqa: ARG003 - one signature for all
+    def decoded(cls, data: bytes, facts: Mapping[str, Any]) -> DataTable:  # noqa: ARG003 - all media classes have this signature
         """Return the table from its stored bytes."""
         content = json.loads(_decompressed(data))
         return cls(list(content["columns"]), [list(row) for row in content["rows"]])
@@ -183,7 +183,7 @@ class DataTable:
 
 
 def _cell(value: Any) -> Any:
-    """Return a cell as a number, bool, text or None; convert any other value to text."""
+    """Return the value of a table's cell as a number, bool, text or None; any other value is converted to text."""
     item = getattr(value, "item", None)
     if callable(item) and getattr(value, "shape", None) in ((), None):
         value = item()
@@ -203,7 +203,9 @@ class ConfusionMatrix:
 
     @classmethod
     def of(cls, true: Iterable[Any], predicted: Iterable[Any], labels: Sequence[Any] = ()) -> Any:
-        """Return the matrix for lists of true and predicted classes; its rows are in the order of `labels`, or sorted.
+        """Return the matrix that counts the pairs of classes in `true` and `predicted`.
+
+        Its rows and columns are in the order of `labels`; without `labels`, they are sorted.
 
         >>> ConfusionMatrix.of(["a", "a", "b"], ["a", "b", "b"]).counts
         [[1, 1], [0, 1]]
@@ -217,7 +219,7 @@ class ConfusionMatrix:
         return cls(counts, [str(name) for name in names])
 
     def encoded(self) -> tuple[bytes, dict[str, Any]]:
-        """Return (bytes to store, facts that describe the bytes)."""
+        """Return (bytes to store, description of the bytes for JSON)."""
         counts = self.counts.tolist() if hasattr(self.counts, "tolist") else self.counts
         rows = [[int(count) for count in row] for row in counts]
         labels = [str(label) for label in self.labels] or [str(k) for k in range(len(rows))]
@@ -265,7 +267,7 @@ class Image:
     data: Any
 
     def encoded(self) -> tuple[bytes, dict[str, Any]]:
-        """Return (bytes to store, facts that describe the bytes)."""
+        """Return (bytes to store, description of the bytes for JSON)."""
         data = bytes(self.data) if isinstance(self.data, (bytes, bytearray)) else self._png()
         if data[:8] != b"\x89PNG\r\n\x1a\n" or len(data) < 24:
             raise _refusal("Image", "its bytes are not a PNG file")
@@ -309,7 +311,7 @@ class Histogram:
     edges: Sequence[float]
 
     def encoded(self) -> tuple[bytes, dict[str, Any]]:
-        """Return (bytes to store, facts that describe the bytes)."""
+        """Return (bytes to store, description of the bytes for JSON)."""
         counts, edges = [float(c) for c in self.counts], [float(e) for e in self.edges]
         if len(edges) != len(counts) + 1:
             raise _refusal("Histogram", f"{len(counts)} counts need {len(counts) + 1} edges")
@@ -323,7 +325,7 @@ MEDIA: dict[str, Any] = {
     "table": DataTable,
     "confusion": ConfusionMatrix,
 }
-"""Kind of a stored value -> class that decodes its bytes."""
+"""Kind of a stored value, as in its description -> class that decodes its bytes."""
 
 
 def as_media(value: Any) -> Any:

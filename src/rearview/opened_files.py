@@ -1,7 +1,7 @@
 """Watch folders by inotify: report which files any code opens and writes there, also C code and child processes.
 
-Only the standard library is used: the process that runs the cells of a package imports this module on machines
-where Rearview is not installed.
+Only the standard library is used: the process that runs the cells of a study package (`rearview.multiversion`)
+imports this module on machines where Rearview is not installed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 MOST_FOLDERS = 2000
-"""Most folders that are watched."""
+"""Most folders that one `WatchedFolders` watches."""
 _SKIPPED = {"__pycache__", "node_modules", "venv"}
 _OPEN, _MODIFY, _CLOSE_WRITE, _CLOSE_READ = 0x20, 0x2, 0x8, 0x10
 _CREATE, _MOVED_TO, _MOVE_SELF, _IGNORED, _IS_DIR, _OVERFLOW = (
@@ -33,13 +33,13 @@ class WatchedFolders:
         self.lost = ""
         """Reason why reports may be incomplete, in words; empty if the reports are complete."""
         self.written: set[str] = set()
-        """Files that were written between the last two calls of `drain`."""
+        """Paths of files that were written between the last two calls of `drain`."""
         self.read_first: set[str] = set()
-        """Files that were first read and then modified between the last two calls of `drain`."""
+        """Paths of files that were first read and then modified between the last two calls of `drain`."""
         self.listed: set[str] = set()
         """Folders that were listed between the last two calls of `drain`."""
         self.dropped = False
-        """Whether a watched folder was removed or moved; the caller sets this to False again."""
+        """Whether a watched folder was removed or moved; the caller of `drain` sets this to False again."""
         self._folders: dict[int, str] = {}
         self._watched: set[str] = set()
         self._root = ""
@@ -52,7 +52,7 @@ class WatchedFolders:
             self.lost = "this system does not report which files are opened"
 
     def watch(self, folder: str) -> None:
-        """Watch the files directly in a folder."""
+        """Watch the files in `folder`, but not those in its subfolders."""
         if folder in self._watched or self._fd < 0:
             return
         if len(self._watched) >= MOST_FOLDERS:
@@ -72,12 +72,12 @@ class WatchedFolders:
             self._fd = -1
 
     def watch_project(self, root: str) -> None:
-        """Watch a folder and all folders below it, also folders that are created later."""
+        """Watch the folder `root` and all folders below it, also folders that are created later."""
         self._root = root
         self._watch_below(root)
 
     def _watch_below(self, top: str) -> None:
-        """Watch a folder and all folders below it, except caches and environments."""
+        """Watch the folder `top` and all folders below it, except caches, virtual environments and hidden folders."""
         for folder, names, _ in os.walk(top):
             names[:] = [name for name in names if _may_hold_inputs(name)]
             self.watch(folder)
@@ -85,9 +85,9 @@ class WatchedFolders:
                 return
 
     def drain(self) -> list[str]:
-        """Return the files that were opened since the last call, and not written, sorted by path.
+        """Return the paths of files that were opened but not written since the last call, sorted.
 
-        The attributes `written`, `read_first` and `listed` are set to the other files and folders.
+        The attributes `written`, `read_first` and `listed` are set to the other files and folders since then.
         """
         opened: set[str] = set()
         self.listed = set()
@@ -103,7 +103,8 @@ class WatchedFolders:
             path = f"{folder}{os.sep}{name}"
             if mask & (_IGNORED | _MOVE_SELF):
                 self._drop(number)
-                new_folders.append(folder)  # a folder of this name may exist again
+                # a new folder may have the name of the folder that was moved or removed
+                new_folders.append(folder)
             elif mask & _IS_DIR:
                 if mask & _OPEN:
                     self.listed.add(path if name else folder)
@@ -120,7 +121,7 @@ class WatchedFolders:
         return sorted(opened - self.written)
 
     def _reports(self) -> Iterator[tuple[int, int, str]]:
-        """Yield the reports of the system: number of a folder, bits that say what happened, name of the file."""
+        """Yield (number of a watched folder, bits that say what happened, file name) for each report of inotify."""
         while self._fd >= 0:
             try:
                 data = os.read(self._fd, 1 << 20)
@@ -134,7 +135,7 @@ class WatchedFolders:
                 yield number, mask, os.fsdecode(name.rstrip(b"\0"))
 
     def _drop(self, number: int) -> None:
-        """Stop watching a folder that was removed or moved, and the folders below it."""
+        """Stop watching the folder with this number, which was removed or moved, and the folders below it."""
         dropped = self._folders[number]
         self._folders = {
             each: folder
@@ -145,13 +146,13 @@ class WatchedFolders:
         self.dropped = True
 
     def _follows(self, folder: str, name: str) -> bool:
-        """Return True if a new folder is to be watched, because it is in the project and may hold inputs."""
+        """Return True if the new folder `name` in `folder` is to be watched: it is in the project and may hold inputs."""
         inside = folder == self._root or folder.startswith(f"{self._root}{os.sep}")
         return bool(self._root) and inside and _may_hold_inputs(name)
 
 
 class FileChanges:
-    """Collects reports about files, in order: which files were written, and which were read before."""
+    """Collects reports of inotify in their order, to find files that were written, and files that were read first."""
 
     def __init__(self) -> None:
         self.written: set[str] = set()
@@ -159,10 +160,10 @@ class FileChanges:
         self._new: set[str] = set()
         """Files that were created, or replaced by another file."""
         self._read: set[str] = set()
-        """Files that a reader closed before they were modified."""
+        """Files that a reader closed before the files were modified."""
 
     def add(self, path: str, mask: int) -> None:
-        """Add one report about a file."""
+        """Add one report of inotify about the file `path`; the bits in `mask` say what happened to the file."""
         if mask & (_CREATE | _MOVED_TO):
             self._new.add(path)
             if mask & _MOVED_TO:
@@ -181,7 +182,7 @@ class FileChanges:
 
 
 def is_listed_by_import(caller: FrameType | None) -> bool:
-    """Return True if `caller`, the frame that lists a folder, belongs to Python's own search for a module."""
+    """Return True if `caller`, the frame that lists a folder, runs because Python searches for a module to import."""
     frame = caller
     for _ in range(4):
         if frame is None or frame.f_back is None:
@@ -205,5 +206,5 @@ def is_database(path: str) -> bool:
 
 
 def _may_hold_inputs(name: str) -> bool:
-    """Return False if a folder of this name is a cache, an environment or hidden."""
+    """Return True unless `name` is that of a cache, of an environment with installed packages, or of a hidden folder."""
     return name not in _SKIPPED and not name.startswith(".")

@@ -290,7 +290,7 @@ def lose_blobs(git: Path) -> list[str]:
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_git_configuration_next_to_the_versions_has_no_effect(strange, canary, kind):
-    git = strange / ".rearview" / "versions.git_database"
+    git = strange / ".rearview" / "versions.git"
     gone = lose_blobs(git) if kind != "programs" else []
     arm(git, kind, canary)
     (git / "objects" / "info").mkdir(exist_ok=True)
@@ -339,7 +339,7 @@ def test_a_repository_that_points_to_files_elsewhere_is_not_used(strange, tmp_pa
 @pytest.mark.parametrize(
     "place",
     ["objects", "packs", "runs/{run}", "checkpoints/{run}", "cache", "cache/points/{run}", "damaged",
-     "versions.git_database", "versions.git_database/objects", "writing", "runs/{run}/records-1-0.jsonl"],
+     "versions.git", "versions.git/objects", "writing", "runs/{run}/records-1-0.jsonl"],
 )  # fmt: skip
 def test_a_link_that_leads_out_of_the_store_is_followed_by_no_command(strange, tmp_path, place):
     outside = tmp_path / "outside"

@@ -31,14 +31,14 @@ OWNER, GROUP = 0o700, 0o2770
 ALIGN = 4096
 """Alignment of large data on disk in bytes: a page, which is at least as large as a block of any device."""
 CHUNK = 8 << 20
-"""Bytes per system call: large enough for full speed, small enough to be interrupted."""
+"""Most bytes written by one system call: enough for full speed, few enough that signals are handled soon."""
 DIRECT_FROM = 1 << 20
 """Files of fewer bytes are written through the page cache, in one call and without padding."""
 PART = ".part-"
 """Prefix of the name of a file that is being written."""
 
 _VECTOR = 512
-"""Buffers per system call: half of what Linux allows."""
+"""Most buffers that one `pwritev` call writes: half of what Linux allows."""
 _DIRECT: int = getattr(os, "O_DIRECT", 0)
 _spare: deque[mmap.mmap] = deque(maxlen=4)
 """Aligned chunks to be reused: the first write to new memory takes ten times as long as later writes."""
@@ -58,7 +58,10 @@ def make_folder(path: Path | str) -> None:
 
 
 def make_new_folder(folder: Path, mode: int | None = None) -> None:
-    """Create a folder of the store; raise `FileExistsError` if it exists."""
+    """Create a folder of the store; raise `FileExistsError` if it exists.
+
+    If `mode` is None, the folder gets the mode of its parent folder.
+    """
     mode = folder_mode(folder.parent) if mode is None else mode
     folder.mkdir(mode & 0o777)
     if stat.S_IMODE(folder.stat().st_mode) != mode:
@@ -66,7 +69,10 @@ def make_new_folder(folder: Path, mode: int | None = None) -> None:
 
 
 def make_store_folder(path: Path, mode: int) -> None:
-    """Create the folder of a store with the given mode; if the folder exists, change the modes of all its content."""
+    """Create the folder of a store with the mode `mode`.
+
+    If the folder exists with another mode and belongs to this user, the modes of all its content are changed.
+    """
     path.mkdir(parents=True, exist_ok=True)
     facts = path.stat()
     if facts.st_uid != os.geteuid() or stat.S_IMODE(facts.st_mode) == mode:
@@ -86,14 +92,18 @@ def open_file(path: Path | str, flags: int) -> int:
     mode = _file_mode(folder_mode(os.path.dirname(path)))  # noqa: PTH120
     fd = os.open(path, flags | os.O_CLOEXEC, mode)
     if mode != 0o600 and flags & os.O_CREAT:
-        facts = os.fstat(fd)  # the umask may have taken the group's right to write
+        # the umask may have removed the group's right to write to the new file
+        facts = os.fstat(fd)
         if facts.st_uid == os.geteuid() and stat.S_IMODE(facts.st_mode) != mode:
             os.fchmod(fd, mode)
     return fd
 
 
 def publish(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Replace the content of a file of the store by `data` in one step, with the mode that its folder determines."""
+    """Replace the content of a file of the store by `data` in one step, with the mode that its folder determines.
+
+    With `durable`, the bytes are on the device when this returns.
+    """
     durable_files.publish(path, data, durable=durable, opener=open_file)
 
 
@@ -103,7 +113,7 @@ def set_store_mode(path: Path | str) -> None:
 
 
 def folder_mode(folder: Path | str) -> int:
-    """Return the mode that new folders in `folder` get."""
+    """Return the mode that new folders in `folder` get: `GROUP` if its group may write to it, else `OWNER`."""
     return GROUP if os.stat(folder or ".").st_mode & 0o020 else OWNER  # noqa: PTH116
 
 
@@ -112,9 +122,9 @@ def _file_mode(folder: int) -> int:
 
 
 class Sink:
-    """A new file that is written from its beginning to its end, and gets its name at last.
+    """A new file that is written from its beginning to its end under a temporary name.
 
-    Before `publish` there is no file at `path`. If a `with` block ends before `publish`, no file remains.
+    Only `publish` gives it the name `path`. If a `with` block ends before `publish`, the file is removed.
     """
 
     def __init__(self, path: Path | str, *, size: int) -> None:
@@ -167,14 +177,14 @@ class Sink:
                 self.write(memoryview(b"".join(vector))[written:])
 
     def pad(self, alignment: int) -> int:
-        """Append zeros up to a multiple of `alignment`; return the new position."""
+        """Append zeros until the size of the file is a multiple of `alignment`; return this size."""
         padding = -self.position % alignment
         if padding:
             self.write(memoryview(bytes(padding)))
         return self.position
 
     def finish(self) -> None:
-        """Pass all bytes to the kernel. Nothing can be appended afterwards."""
+        """Pass the buffered bytes to the kernel. Nothing can be appended afterwards."""
         self._flush()
         self._release()
 
@@ -185,12 +195,12 @@ class Sink:
             self._close()
 
     def publish(self) -> None:
-        """Give the finished file its name."""
+        """Rename the finished file from its temporary name to `path`."""
         self._close()
         os.replace(self.temporary, self.path)  # noqa: PTH105
 
     def discard(self) -> None:
-        """Remove the file; after `publish`, do nothing."""
+        """Close and remove the temporary file; after `publish`, there is none to remove."""
         self._release()
         with contextlib.suppress(OSError):
             self._close()
@@ -213,14 +223,14 @@ class Sink:
             except OSError as exc:
                 if exc.errno != errno.EINVAL:
                     raise
-                # some file systems create the file, and then refuse the flag
+                # some file systems create the file, and then refuse the flag O_DIRECT
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(self.temporary)  # noqa: PTH108
                 self._direct = False
         return open_file(self.temporary, flags)
 
     def _put(self, view: memoryview) -> int:
-        """Write `view` at the end of the file; return the number of bytes written."""
+        """Write `view`, or its first bytes, at the end of the file; return the number of bytes written."""
         try:
             written = os.pwrite(self._fd, view, self._written)
         except OSError as exc:
@@ -231,7 +241,10 @@ class Sink:
         return written
 
     def _write_refused(self, view: memoryview) -> int:
-        """Write `view`, whose direct write the file system refused: from aligned memory, or through the page cache."""
+        """Write `view` after the file system refused a direct write of it; return the number of bytes written.
+
+        The bytes are copied to aligned memory and written directly, or else written through the page cache.
+        """
         if not self._buffered:
             chunk = self._chunk = self._chunk or _aligned_chunk()
             chunk[: len(view)] = view
@@ -243,7 +256,10 @@ class Sink:
         return os.pwrite(self._fd, view, self._written)
 
     def _flush(self) -> None:
-        """Write the bytes in the chunk. A direct write must consist of whole blocks: what is too much is cut off again."""
+        """Write the bytes in the chunk.
+
+        A direct write must consist of whole blocks: zeros are added, and then cut off from the end of the file.
+        """
         if not self._buffered or self._chunk is None:
             return
         length = self._buffered
@@ -274,7 +290,7 @@ def _aligned_chunk() -> mmap.mmap:
     try:
         return _spare.pop()
     except IndexError:
-        # private: by default a mapping is shared with forked children, which also write into the chunk
+        # MAP_PRIVATE: by default, forked children share the mapping and would write into this chunk
         return mmap.mmap(-1, CHUNK, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 

@@ -1,7 +1,7 @@
-"""Read and append the JSON files of the store: lines and documents of small facts, each with a checksum.
+"""Read and append the JSON files of the store: files of JSON lines, and files with one JSON document.
 
-Several processes may append lines to one file. From format 2 on, every line and every document has a checksum
-(`durable_files.add_check`).
+The facts of a line or document are the fields of its JSON object, without the checksum. Several processes may
+append lines to one file. From format 2 on, every line and every document has a checksum (`durable_files.add_check`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ CHECKED = 2
 
 
 def append_line(file: Path, facts: Mapping[str, Any]) -> None:
-    """Append one line of facts to a file; after a crash, readers see the complete line or no line."""
+    """Append `facts` to a file as one JSON line; after a crash, readers see the complete line or no line."""
     fd = open_file(file, os.O_RDWR | os.O_CREAT | os.O_APPEND)
     try:
         size = os.fstat(fd).st_size
-        # end the line that a dead process left incomplete, so that only this line is lost
+        # if a dead process left its line incomplete, end that line, so that the new line can be read
         is_torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
         os.write(fd, b"\n" * is_torn + add_check(encode(facts)) + b"\n")
     finally:
@@ -35,18 +35,18 @@ def append_line(file: Path, facts: Mapping[str, Any]) -> None:
 
 
 def read_lines(file: Path, newest: int) -> Iterator[dict[str, Any]]:
-    """Yield the facts of every intact line; raise for a line of a format above `newest`."""
+    """Yield the fields of every intact JSON line of a file; raise if a line has a format above `newest`."""
     for line in _lines(file):
         facts = decode_facts(line, newest)
         if (
             facts is not None
-        ):  # else the line is damaged, or was cut off by a crash and never acknowledged
+        ):  # None: the line is damaged, or was cut off by a crash before `append_line` returned
             check_format(facts, newest, file)
             yield facts
 
 
 def damaged_lines(file: Path, newest: int) -> int:
-    """Return how many lines of a file are damaged or were cut off by a crash."""
+    """Return how many JSON lines of a file are damaged or were cut off by a crash; `newest` is as in `decode_facts`."""
     return sum(decode_facts(line, newest) is None for line in _lines(file) if line)
 
 
@@ -55,12 +55,12 @@ def _lines(file: Path) -> list[bytes]:
         *complete_lines, last_line = file.read_bytes().split(b"\n")
     except FileNotFoundError:
         return []
-    # an incomplete last line is ignored; a last line that lacks only its line end is read
+    # an incomplete last line is ignored; a last line of which only the byte of the line end is damaged is read
     return [*complete_lines, last_line[:-1]] if is_intact(last_line[:-1]) else complete_lines
 
 
 def decode_facts(text: bytes, newest: int) -> dict[str, Any] | None:
-    """Return the facts of a line or document, or None for damaged text.
+    """Return the fields of `text`, a JSON line or document, without its checksum; return None if it is damaged.
 
     A checksum may be missing only in formats before `CHECKED` and in formats above `newest`.
     """
@@ -79,7 +79,7 @@ def decode_facts(text: bytes, newest: int) -> dict[str, Any] | None:
 
 
 def read_facts(file: Path, newest: int) -> dict[str, Any]:
-    """Return the facts of a file; raise if they are damaged."""
+    """Return the fields of the JSON document in a file; raise if it is damaged or has a format above `newest`."""
     try:
         facts = decode_facts(file.read_bytes(), newest)
     except FileNotFoundError:
@@ -99,7 +99,7 @@ def read_facts(file: Path, newest: int) -> dict[str, Any]:
 
 
 def encode(facts: Mapping[str, Any]) -> bytes:
-    """Return facts as one line of JSON; values that JSON cannot express are converted, most of them by `repr`."""
+    """Return `facts` as one line of JSON; values that JSON cannot express are converted, most of them by `repr`."""
     return json.dumps(facts, default=_plain, separators=(",", ":")).encode("ascii")
 
 
@@ -110,7 +110,7 @@ def fields_of_struct(struct: msgspec.Struct) -> dict[str, Any]:
 
 
 def check_format(facts: Mapping[str, Any], newest: int, file: Path) -> None:
-    """Raise if a newer Rearview wrote the facts."""
+    """Raise if `facts`, which were read from `file`, have a format above `newest`: a newer Rearview wrote them."""
     number = facts.get("format", 1)
     if not isinstance(number, int) or number > newest:
         raise StoreError(

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 _STAT_STATE, _STAT_START = 0, 19
-"""Numbers of two fields in /proc/PID/stat, counted from the field after the name of the program."""
+"""Positions of the state and start time of a process in /proc/PID/stat, from the field after the program's name."""
 _LEAST_SILENCE = 60.0
-"""Seconds without a sign of life before a process on another machine counts as dead."""
+"""Fewest seconds without a sign of life after which a process on another machine counts as dead."""
 _LONG_SILENCE = 86_400.0
-"""Seconds without a sign of life before a process on another machine is certainly dead."""
+"""Seconds without a sign of life after which a process on another machine is certainly dead."""
 _CPUINFO = Path("/proc/cpuinfo")
 _GPUS = Path("/proc/driver/nvidia/gpus")
 _FIRST_CORE = 4096
@@ -30,7 +30,7 @@ _FIRST_CORE = 4096
 
 
 def process_identity(pid: int | None = None) -> dict[str, Any]:
-    """Return the identity of a process of this machine, by default of this process, as values for JSON."""
+    """Return the identity of the process `pid` of this machine, by default of this process, as values for JSON."""
     pid = os.getpid() if pid is None else pid
     fields = _stat(pid)
     return {
@@ -43,7 +43,7 @@ def process_identity(pid: int | None = None) -> dict[str, Any]:
 
 
 def is_alive(identity: Mapping[str, Any], heartbeat: Path) -> bool:
-    """Return True if the process with the given identity is alive.
+    """Return True if the process with the given identity (from `process_identity`) is alive.
 
     A process on another machine or in another container counts as alive if the file `heartbeat` changed less
     than a minute ago, or less than six heartbeat intervals (of `identity["heartbeat"]` seconds) ago.
@@ -57,7 +57,7 @@ def is_alive(identity: Mapping[str, Any], heartbeat: Path) -> bool:
 
 
 def is_certainly_dead(identity: Mapping[str, Any], heartbeat: Path) -> bool:
-    """Return True if the process with the given identity is dead beyond doubt.
+    """Return True if the process with the given identity (from `process_identity`) is dead beyond doubt.
 
     A process on another machine or in another container counts as dead if the file `heartbeat` has not changed
     for a day.
@@ -70,7 +70,10 @@ def is_certainly_dead(identity: Mapping[str, Any], heartbeat: Path) -> bool:
 
 
 def _known_to_kernel(identity: Mapping[str, Any]) -> bool | None:
-    """Return True if the kernel says that a process is alive, False if the process is dead, None if the kernel cannot know."""
+    """Return True if the kernel says that a process is alive, False if that it is dead.
+
+    Return None if the kernel cannot know, because the process ran on another machine or in another container.
+    """
     this_process = process_identity(0)
     if identity.get("host") != this_process["host"]:
         return None
@@ -111,7 +114,10 @@ def _boot_id() -> str:
 
 
 def _pid_namespace() -> str:
-    """Return the namespace of process numbers, because containers on one machine number their processes separately."""
+    """Return the kernel's name of this process's pid namespace, or "" if it cannot be read.
+
+    Containers on one machine have different namespaces, because they number their processes separately.
+    """
     try:
         return str(Path("/proc/self/ns/pid").readlink())
     except OSError:
@@ -126,7 +132,7 @@ def cores() -> int:
 
 
 def gpus() -> list[str]:
-    """Return the model of each accelerator of this machine, according to the driver."""
+    """Return the model name of each NVIDIA accelerator of this machine, according to the driver."""
     try:
         folders = sorted(_GPUS.iterdir())
     except OSError:
@@ -135,7 +141,7 @@ def gpus() -> list[str]:
 
 
 def hardware() -> dict[str, Any]:
-    """Return the facts that determine how fast this machine computes, as runs store them.
+    """Return the properties of this machine that determine how fast it computes, by name, as runs store them.
 
     `visible` is the value of CUDA_VISIBLE_DEVICES, or None if the variable is not set.
     """
@@ -148,7 +154,7 @@ def hardware() -> dict[str, Any]:
 
 
 def hardware_id(facts: Mapping[str, Any]) -> str:
-    """Return an id that is equal for machines with equal hardware.
+    """Return an id of the properties `facts` (from `hardware`) that is equal for machines with equal hardware.
 
     The id does not depend on the name of the host: a container gets a new name at each start, and of all equal
     nodes of a cluster only one has to be measured.

@@ -1,4 +1,4 @@
-"""Read the lines that a run printed, each with its point, and turn the numbers in these lines into records.
+"""Read the lines that a run printed, each with its point, and convert the numbers in these lines to records.
 
 The training process only stores the lines. The numbers are extracted when the run is first queried, and stored in a
 cache that may be deleted. So extraction does not slow down training, and also works for older runs.
@@ -34,17 +34,17 @@ STREAMS = ("", "out", "err")
 
 @dataclass(frozen=True, slots=True)
 class PrintedLine:
-    """One printed line, or a remark of Rearview in place of lines that were not stored."""
+    """One line that a run printed, or a remark of Rearview in place of printed lines that were not stored."""
 
     loops: tuple[str, ...]
     indices: tuple[int, ...]
     stream: str
-    """`out` or `err`; empty for a remark of Rearview."""
+    """`out` or `err` (standard output or error); empty for a remark of Rearview."""
     text: str
 
     @property
     def where(self) -> str:
-        """The point at which the line was printed, as text.
+        """The point at which the line was printed, as text; empty for a line outside of loops.
 
         >>> PrintedLine(("epoch", "step"), (3, 20), "out", "loss 0.5").where
         'epoch=3/step=20'
@@ -66,7 +66,7 @@ _decode_note = msgspec.json.Decoder(_Note).decode
 
 
 def encode(row: _Row | Mapping[str, object]) -> bytes:
-    """Return a row as one line of the file, with its checksum."""
+    """Return `row` as one line of the file `printed.jsonl`, with its checksum."""
     text = msgspec.json.encode(row)
     return (add_check(text) if isinstance(row, Mapping) else add_item(text)) + b"\n"
 
@@ -79,19 +79,22 @@ def read_printed_lines(folder: Path) -> Iterator[PrintedLine]:
 
 
 def intact_lines(folder: Path) -> tuple[list[bytes], int]:
-    """Return the intact lines of the file in `folder`, as bytes, and the number of damaged lines."""
+    """Return (intact lines as bytes, number of damaged lines) of the file `printed.jsonl` in `folder`."""
     lines = [(raw, line) for raw, line in _read(folder) if raw]
     intact = [raw for raw, line in lines if line is not None or _is_head(raw)]
     return intact, len(lines) - len(intact)
 
 
 def has_checksums(folder: Path) -> bool:
-    """Return True if the lines of the file in `folder` have checksums."""
+    """Return True if the lines of the file `printed.jsonl` in `folder` have checksums."""
     return _first(folder) != _OLD
 
 
 def _read(folder: Path) -> Iterator[tuple[bytes, PrintedLine | None]]:
-    """Yield each line of the file with its content; the content of a damaged line and of the first line is None."""
+    """Yield (bytes, content) of each line of `printed.jsonl` in `folder`.
+
+    The content is None for a damaged line, and for the first line, which holds the format.
+    """
     try:
         *complete_lines, last_line = (folder / FILE).read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -145,10 +148,10 @@ COLUMNS = 40
 
 
 def printed_records(project: Project, run: Run, folder: Path) -> Path | None:
-    """Return the file of records with the numbers in the lines that a run printed, or None if there are none.
+    """Return the file of records that holds the numbers in the lines that `run` printed, or None if it printed none.
 
-    `folder` is the folder of the run. The file is in the cache, and created if it does not exist. The caller
-    converts it to Parquet.
+    `folder` is the folder of the run. The file is in the cache of the project, and is created if it does not exist.
+    A new file has JSON lines, which the caller converts to Parquet. Return None also if the cache cannot be written.
     """
     try:
         size = (folder / FILE).stat().st_size
@@ -164,9 +167,8 @@ def printed_records(project: Project, run: Run, folder: Path) -> Path | None:
     try:
         return _extract_records(cache, stem, run, folder)
     except OSError:
-        return (
-            None  # the store is read-only: without a cache, there are no columns of printed numbers
-        )
+        # without a cache, as in a read-only store, there are no columns of printed numbers
+        return None
 
 
 def _extract_records(cache: Path, stem: str, run: Run, folder: Path) -> Path | None:
@@ -193,7 +195,10 @@ def _extract_records(cache: Path, stem: str, run: Run, folder: Path) -> Path | N
 def _numbers(
     lines: Iterator[PrintedLine], main: MainLoop
 ) -> Iterator[tuple[Point, dict[str, int | float]]]:
-    """Yield for each line that holds numbers its point, and the numbers by name."""
+    """Yield (point, numbers by name) for each printed line that holds numbers.
+
+    `main` is the main loop of the run, from which the values of loop targets are known.
+    """
     streams = {"out": PrintedNumbers(), "err": PrintedNumbers()}
     names: set[str] = set()
     for line in lines:
@@ -207,7 +212,7 @@ def _numbers(
 
 
 def _point(line: PrintedLine, main: MainLoop) -> Point:
-    """Return the point at which a line was printed, with the values of the loop targets if they are known."""
+    """Return the point at which `line` was printed, with the values of the loop targets if `main` has them."""
     steps = []
     for depth, (loop, index) in enumerate(zip(line.loops, line.indices, strict=True)):
         value = _target(loop, index, main, outermost=depth == 0)
@@ -216,9 +221,10 @@ def _point(line: PrintedLine, main: MainLoop) -> Point:
 
 
 def _target(loop: str, index: int, main: MainLoop, *, outermost: bool) -> Any:
-    """Return the value of the target of a loop in iteration `index`, or None if the value is not known.
+    """Return the value of the loop target of the loop named `loop` in iteration `index`, or None if it is unknown.
 
-    The values are known for loops over a range and for recorded loop values, unless two loops have the name.
+    `main` has the values of loops over a range, and of loops whose values were recorded. The value is unknown if
+    two inner loops have the name `loop`.
     """
     if outermost:
         if loop != main.name:

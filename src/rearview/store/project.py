@@ -18,11 +18,11 @@ from rearview.store.create_files import GROUP, OWNER, make_folder, make_store_fo
 
 FOLDER = ".rearview"
 EVENT_FILES = "tensorboard"
-"""Folder of the store for event files of backfilled values, by run and replay."""
+"""Folder of the store with TensorBoard event files of backfilled values: one subfolder per run, in it one per replay."""
 FORMAT = 2
-"""Newest format of a store that this Rearview reads. A store with a higher number is refused."""
+"""Newest format of a store that this Rearview can read. A store with a higher format is refused."""
 MARK = "carried"
-"""Name of the file that marks a store as a copy on a node of a cluster."""
+"""Name of the file in a store which says that the store is a copy on a node of a cluster."""
 PLAIN, COMPRESSED = 1, 2
 """Formats of a store without and with compressed objects; a new store has the format `PLAIN`."""
 
@@ -41,18 +41,18 @@ class Project:
           objects/ab/cdef…             large parts, named by their BLAKE3 hash; some compressed
           packs/<run>/<seq>-<x>.pack   small parts of one checkpoint
           checkpoints/<run>/<seq>.json manifests; renamed into place last
-          runs/<run>/run.json          facts at start
+          runs/<run>/run.json          the start of the run: its version, command, process
           runs/<run>/heartbeat         its mtime is the last sign of life
           runs/<run>/end.json          how the run ended
-          runs/<run>/events.jsonl      facts added later: arguments, resumptions
-          runs/<run>/replays.jsonl     replays of the run, and whether each was proved
+          runs/<run>/events.jsonl      what was added later: arguments, resumptions, labels
+          runs/<run>/replays.jsonl     replays of the run, and whether each was proved exact
           runs/<run>/clock.bin         the times that the program read, eight bytes each
           runs/<run>/printed.jsonl     the lines that the run printed, with their points
           runs/<run>/energy.jsonl      when the run was active, and the energy that it used
           runs/<run>/records-*.jsonl   records, one file per process
           runs/<run>/records-*.parquet records converted to Parquet; the JSON lines are removed
-          corrections.json             places that the user gave to statements
-          versions.git_database/                source, where the project has no git
+          corrections.json             positions that the user gave for statements in past versions
+          versions.git/                source, where the project has no git
           replays/                     outputs of replays
           backfills/                   running backfills, and how many workers they should have
           writing/                     one file per save in flight (`store.checkpoints.checkpoints.save_in_flight`)
@@ -74,7 +74,7 @@ class Project:
 
     @property
     def packs(self) -> Path:
-        """Folder of packs."""
+        """Folder of packs: files that hold the small parts of checkpoints."""
         return self.store / "packs"
 
     @property
@@ -84,17 +84,17 @@ class Project:
 
     @property
     def runs(self) -> Path:
-        """Folder of runs."""
+        """Folder with one subfolder per run."""
         return self.store / "runs"
 
     @property
     def replays(self) -> Path:
-        """Folder of the outputs of replays."""
+        """Folder of the outputs of replays, one subfolder per replay."""
         return self.store / "replays"
 
     @property
     def writing(self) -> Path:
-        """Folder with a file for each save in flight."""
+        """Folder with one file for each save of a checkpoint that is in progress."""
         return self.store / "writing"
 
     @property
@@ -104,7 +104,7 @@ class Project:
 
     @property
     def cache(self) -> Path:
-        """Folder that may be deleted at any time."""
+        """Folder of caches, which may be deleted at any time."""
         return self.store / "cache"
 
     @classmethod
@@ -146,7 +146,7 @@ class Project:
         if (project.store / "format").is_file():
             project.check()
             trust.check_links(project.store, Settings.read(project.store).trust)
-            with contextlib.suppress(OSError):  # on a file system without modes
+            with contextlib.suppress(OSError):  # the file system may not support modes
                 make_store_folder(project.store, mode)
             return project
         try:
@@ -168,7 +168,7 @@ class Project:
         return project
 
     def check(self) -> int:
-        """Return the format of the store; raise if it is newer than this Rearview."""
+        """Return the format of the store; raise if it cannot be read, or is newer than this Rearview."""
         file = self.store / "format"
         try:
             text = file.read_text("ascii").strip()
@@ -196,7 +196,7 @@ class Project:
         return number
 
     def needs(self, number: int) -> None:
-        """Raise the format of the store to `number`, so that an older Rearview refuses the store."""
+        """Increase the format of the store to `number` if it is lower, so that an older Rearview refuses the store."""
         if self.check() < number:
             trust.store_layout(self.store, number)
             publish(self.store / "format", b"%d\n" % number)
@@ -282,7 +282,10 @@ def _changes_sys_path(node: ast.AST) -> bool:
 
 
 def _folders_up(node: ast.AST) -> int:
-    """Return how many folders up an expression leads; the first `dirname` or `.parent` is the script's own folder."""
+    """Return how many folders up from a script the AST node `node` leads, not counting its inner nodes.
+
+    This is 1 for `dirname` and `.parent`, which lead to the script's own folder, 2 for `..` and `parents`, else 0.
+    """
     if isinstance(node, ast.Constant):
         text = node.value if isinstance(node.value, str) else ""
         return 2 if ".." in text.replace("\\", "/").split("/") else 0
@@ -292,7 +295,7 @@ def _folders_up(node: ast.AST) -> int:
 
 
 def repository_top(folder: Path) -> Path | None:
-    """Return the top folder of the git repository around `folder`, or None if there is no usable one.
+    """Return the top folder of the git repository around `folder`, or None if there is no repository to use.
 
     A repository whose top is the home folder or `/` is not used: people keep settings there under git, and the
     folder holds more than one project.
@@ -305,7 +308,7 @@ def repository_top(folder: Path) -> Path | None:
 
 
 _MOST_FOLDERS = 200
-"""Most folders that are searched for a project that an error message could name."""
+"""Most folders in which a project is searched, to name it in an error message."""
 
 
 def _project_below(start: Path) -> Path | None:

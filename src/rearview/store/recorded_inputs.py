@@ -24,11 +24,11 @@ from rearview.store.json_files import append_line, read_lines
 ENVIRONMENT_FILE = "environment.jsonl"
 CELLS_FILE = "cells.jsonl"
 FORMAT = 2
-"""From 2 on, every line has a checksum."""
+"""Format of the lines in `ENVIRONMENT_FILE` and `CELLS_FILE`; from format 2 on, every line has a checksum."""
 
 
 def append_environment(folder: Path, part: Environment) -> None:
-    """Append environment variables that a run has read to the file in its folder."""
+    """Append `part`, environment variables that a run has read, to the file in `folder`, the folder of the run."""
     line: dict[str, Any] = {"format": FORMAT}
     line |= {"values": dict(part.values)} if part.values else {}
     line |= {"secrets": dict(part.secrets)} if part.secrets else {}
@@ -37,10 +37,10 @@ def append_environment(folder: Path, part: Environment) -> None:
 
 
 def read_environment(folder: Path) -> Environment | None:
-    """Return the environment that a run read, or None if an old Rearview did not record the environment.
+    """Return the environment variables that a run read, or None if an old Rearview did not record them.
 
-    If a variable was recorded several times, its first value is returned: the later values were read after a
-    resume.
+    If a variable was recorded several times, its first value is returned: the later values were read after the
+    run was resumed.
     """
     values: dict[str, str | None] = {}
     secrets: dict[str, bool] = {}
@@ -58,10 +58,10 @@ def read_environment(folder: Path) -> Environment | None:
 def environment_of(
     run: Run, folder: Path, current: Mapping[str, str], *, resumes: bool = False
 ) -> dict[str, str]:
-    """Return the environment variables with which to replay or resume a run.
+    """Return the environment variables with which to replay `run` or, with `resumes`, to resume it.
 
-    `current` are the variables now. If an old run did not record its environment, only the variables of
-    thread counts are restored.
+    `folder` is the folder of the run, and `current` are the environment variables of this process. If an old run
+    did not record its environment, only the variables that set numbers of threads are restored.
     """
     recorded = read_environment(folder)
     if recorded is None:
@@ -72,7 +72,7 @@ def environment_of(
 def environment_differences(
     folder: Path, current: Mapping[str, str], *, resumes: bool = False
 ) -> list[str]:
-    """Return a phrase for each variable whose value differs from that in the run and is not restored."""
+    """Return a phrase for each environment variable that `environment_of` does not restore to its value in the run."""
     recorded = read_environment(folder)
     return [] if recorded is None else recorded.differences(current, resumes=resumes)
 
@@ -82,14 +82,14 @@ _SUM = "clock.sum"
 
 
 def read_clock(file: Path) -> bytes:
-    """Return the times in `clock.bin`, or b"" if the file does not exist; raise if the times are damaged."""
+    """Return the bytes of `clock.bin`, or b"" if the file does not exist; raise if the bytes are damaged."""
     try:
         data = file.read_bytes()
     except FileNotFoundError:
         return b""
     try:
         size, check = map(int, (file.with_name(_SUM)).read_bytes().split())
-    except FileNotFoundError:  # from before checksums were introduced
+    except FileNotFoundError:  # the run was recorded before `clock.sum` was introduced
         return data
     except ValueError:
         size, check = -1, 0
@@ -103,18 +103,18 @@ def read_clock(file: Path) -> bytes:
 
 
 def write_clock_check(file: Path, size: int, check: int) -> None:
-    """Write the CRC of the first `size` bytes of `file` into its checksum file."""
+    """Write `check`, the CRC of the first `size` bytes of `clock.bin`, into `clock.sum`."""
     publish(file.with_name(_SUM), b"%d %d\n" % (size, check), durable=False)
 
 
 def remove_clock(file: Path) -> None:
-    """Remove `clock.bin` and `clock.sum`."""
+    """Remove `file`, the `clock.bin` of a run, and the `clock.sum` next to it."""
     file.unlink(missing_ok=True)
     file.with_name(_SUM).unlink(missing_ok=True)
 
 
 def append_cell(folder: Path, cell: CellLineage) -> None:
-    """Append the inputs and results of one cell to the file in the folder of the run."""
+    """Append the inputs and results of one cell to `cells.jsonl` in `folder`, the folder of the run."""
     line: dict[str, Any] = {"format": FORMAT, "cell": cell.cell, "code": cell.code}
     line |= {"events": [list(event) for event in cell.events], "lineage": cell.lineage}
     line |= {"seconds": cell.seconds, "size": cell.size, "before": cell.before}
@@ -123,7 +123,7 @@ def append_cell(folder: Path, cell: CellLineage) -> None:
 
 
 def read_cells(folder: Path) -> list[CellLineage]:
-    """Return the inputs and results of the cells of a run; an empty list if the run has no cells."""
+    """Return the inputs and results of the cells of the run in `folder`; an empty list if the run has no cells."""
     if not (folder / CELLS_FILE).is_file():
         return []
     return [
@@ -138,11 +138,11 @@ def read_cells(folder: Path) -> list[CellLineage]:
 
 
 HASHED_WHOLE = 16 << 20
-"""Files of at most this size are hashed completely; of larger files, the size and both ends are hashed."""
+"""Input files of at most this many bytes are hashed completely; of larger files, the size, beginning and end."""
 
 
 def fingerprint(path: Path) -> tuple[int, int, str]:
-    """Return size, modification time (in nanoseconds) and a hash of the content of an input file."""
+    """Return (size, modification time in nanoseconds, hash of the content) of an input file."""
     import xxhash
 
     status = path.stat()

@@ -53,7 +53,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class RecordLine(msgspec.Struct):
-    """One log call, as a line of a file; the docstring of this module explains the fields."""
+    """One log call, as a line of a file of records; the docstring of this module explains the fields."""
 
     s: int
     t: float
@@ -67,7 +67,7 @@ class RecordLine(msgspec.Struct):
 
 
 class Header(msgspec.Struct):
-    """First line of a file: run, process and origin of its records."""
+    """First line of a file of records: the run, process and origin of the records."""
 
     format: int
     run: str
@@ -90,9 +90,9 @@ class ScannedFile(NamedTuple):
 
     header: Header
     lines: bytes
-    """The intact lines of records."""
+    """The intact lines of records, each with its line end."""
     ended: bool
-    """Whether the process has finished the file."""
+    """Whether the process that wrote the file has finished it."""
     lost: int = 0
     """Number of records that are damaged and cannot be read."""
     repaired: int = 0
@@ -113,10 +113,10 @@ line_of = msgspec.json.Decoder(RecordLine).decode
 
 
 def encode_point(point: Point) -> bytes:
-    """Return the first part of a line: its point. The caller may use it for all lines at this point."""
+    """Return the beginning of a line of records, which holds `point`; all lines at this point begin with it."""
     if not point.steps:
         return b"{"
-    # a point as text has a slash between loops
+    # in the text of a point, slashes separate the loops, so slashes in the name of a loop are escaped
     loops = [encodable(loop).replace("/", "%2F") for loop in point.loops]
     facts: dict[str, Any] = {"l": loops, "i": list(point.indices)}
     if any(step.value is not None for step in point.steps):
@@ -125,7 +125,7 @@ def encode_point(point: Point) -> bytes:
 
 
 def encode_source_line(file: str, line: int) -> bytes:
-    """Return the part of a line that says where the log call is in the source. The caller may use it for all calls.
+    """Return the fields of a line of records that hold the source file and line number of a log call.
 
     >>> encode_source_line("train.py", 12)
     b'"f":"train.py","y":12,'
@@ -158,14 +158,14 @@ class RecordFile:
         self._fd = -1
         self._pid = self._born = 0
         self._room = 0
-        """Bytes until the process continues in a new file."""
+        """Bytes that may still be written to this file; then the next file is begun."""
         self._seq = 0
         self._torn = False
         self._warned_types: set[type] = set()
 
     @property
     def position(self) -> int:
-        """Number of the next record of this process."""
+        """Number that the next record of this process gets."""
         return self._seq if os.getpid() == self._pid else self._header_facts[3]
 
     def append(
@@ -176,10 +176,11 @@ class RecordFile:
         place: bytes = b"",
         moment: float | None = None,
     ) -> None:
-        """Append the records of one log call, which has the point `prefix` (from `encode_point`).
+        """Append the records of one log call, whose names and values are `items`.
 
-        When this returns, the records survive the death of the process. `place` is the position of the call in the
-        source (from `encode_source_line`). `moment` is the time of the call; None means now.
+        When this returns, the records survive the death of the process. `prefix` is the point of the call (from
+        `encode_point`), `place` its position in the source (from `encode_source_line`). `moment` is the time of
+        the call in seconds since 1970; None means now.
         """
         if os.getpid() != self._pid:
             self._begin()
@@ -208,7 +209,7 @@ class RecordFile:
                 text = prefix + place + _encode(body)[1:-1]
             self._write(
                 b'%b,"c":%d}\n' % (text, crc32(text))
-            )  # what `add_check` does, without a call
+            )  # the line that `add_check` would return; this saves a function call
             self._seq += len(names)
 
     def close(self) -> None:
@@ -254,7 +255,7 @@ class RecordFile:
         self._room -= len(line)
 
     def _begin(self) -> None:
-        """Prepare to write a new file: for the first append, and again in a forked child."""
+        """Prepare this object to write a new file: before the first append, and again in a forked child."""
         self._lock = (
             threading.Lock()
         )  # in a forked child, a thread of the parent may have held the old lock
@@ -295,7 +296,7 @@ def scan(file: Path) -> ScannedFile:
     """Return the intact content of a file of records; raise if the header is damaged."""
     data = file.read_bytes()
     first, ended, body = data.partition(b"\n")
-    if not ended:  # the process died while it wrote the header: no record was acknowledged
+    if not ended:  # the process died while it wrote the header: there are no records
         return ScannedFile(Header(FORMAT, file.parent.name), b"", ended=False)
     header = _header(first, file)
     if header.format >= CHECKED:
@@ -332,9 +333,10 @@ def _header(first: bytes, file: Path) -> Header:
 
 
 def without_damage(file: Path) -> bytes | None:
-    """Return the bytes of a file of records without its damaged lines, whose number is noted in a line.
+    """Return the bytes of a file of records without its damaged lines.
 
-    Return None if the header is damaged, because then no record can be saved.
+    From format 2 on, a line with the number of lost records takes their place. Return None if the header is
+    damaged, because then no record can be saved.
     """
     try:
         scanned = scan(file)
@@ -352,7 +354,8 @@ def without_damage(file: Path) -> bytes | None:
             out.append(raw)
             next_number = numbers.s + len(numbers.n)
     noted_losses = sum(_numbers_of(raw).lost for raw in out[1:])
-    losses_at_end = scanned.lost + scanned.repaired - noted_losses  # after the last intact line
+    # records lost after the last intact line
+    losses_at_end = scanned.lost + scanned.repaired - noted_losses
     out += _loss(next_number + losses_at_end, losses_at_end)
     return b"\n".join(
         [*out, add_check(b'{"end":true,"s":%d}' % (next_number + losses_at_end)), b""]
@@ -360,12 +363,12 @@ def without_damage(file: Path) -> bytes | None:
 
 
 def _loss(number: int, lost: int) -> list[bytes]:
-    """Return the line that notes the loss of records before `number`; an empty list if none is lost."""
+    """Return a list with the line that says that `lost` records before record `number` are lost; empty if 0 are lost."""
     return [add_check(b'{"lost":%d,"s":%d}' % (lost, number))] if lost > 0 else []
 
 
 def _is_readable(raw: bytes) -> bool:
-    """Return True if a line without checksum can be read."""
+    """Return True if `raw`, a line of records without a checksum, can be parsed and has one value per name."""
     try:
         line = line_of(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -374,10 +377,13 @@ def _is_readable(raw: bytes) -> bool:
 
 
 def _checked(header: Header, data: bytes) -> ScannedFile:
-    """Return the lines with correct checksums, and the number of records lost in the gaps between them."""
+    """Return the lines of `data` with correct checksums, and the number of records lost in the gaps between the lines.
+
+    `data` is the content of a file of records after its header line.
+    """
     *raws, tail = data.split(b"\n")
     if is_intact(tail[:-1]):
-        raws.append(tail[:-1])  # complete except for its line end
+        raws.append(tail[:-1])  # only the byte of its line end is damaged
         tail = b""
     intact_lines: list[bytes] = []
     next_number, lost, repaired, damaged_lines, ended = header.first, 0, 0, 0, False
@@ -394,14 +400,15 @@ def _checked(header: Header, data: bytes) -> ScannedFile:
             continue
         repaired += numbers.lost
         if numbers.s < next_number and intact_lines:
-            intact_lines.pop()  # a full disk cut off only the line end: never acknowledged, and written again
+            # a full disk cut off the line end of the last line: `append` failed, and its records were written again
+            intact_lines.pop()
         lost += max(0, numbers.s - numbers.lost - next_number)
         next_number, damaged_lines = numbers.s + len(numbers.n), 0
         ended = numbers.end
         if numbers.n:
             intact_lines.append(raw)
-    # damaged lines at the end: each held at least one record; if the file ends in an incomplete line,
-    # the disk was full, and the lines were never acknowledged
+    # each damaged line at the end held at least one record; but if the file ends in an incomplete line,
+    # the disk was full, and `append` failed for these lines
     lost += damaged_lines if not tail and not ended else 0
     lines = b"\n".join(intact_lines) + b"\n" if intact_lines else b""
     return ScannedFile(header, lines, ended, lost, repaired)
@@ -410,7 +417,7 @@ def _checked(header: Header, data: bytes) -> ScannedFile:
 def read(file: Path) -> Iterator[Record]:
     """Yield the records of one file in the order they were logged; an incomplete last line is ignored.
 
-    Records of a replay get the origin `unproved`. The caller knows from `Runs.replays` if the replay was proved.
+    Records of a replay get the origin `unproved`: only `Runs.replays` says whether the replay was proved.
     """
     header, data, *_ = scan(file)
     origin = Origin.RECORDED if header.origin == Origin.RECORDED else Origin.UNPROVED
@@ -421,7 +428,7 @@ def read(file: Path) -> Iterator[Record]:
         try:
             line = line_of(raw)
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            continue  # cut off by a full disk
+            continue  # a full disk cut off this line
         shown = line.x or [None] * len(line.l)
         steps = zip(line.l, line.i, shown, strict=True)
         point = Point(tuple(Step(loop, index, restore(value)) for loop, index, value in steps))
@@ -434,9 +441,9 @@ class _Names(msgspec.Struct):
 
 
 def count_records(folder: Path, replay: str) -> Counter[str]:
-    """Return the number of records of a replay in a run's folder, by name.
+    """Return the number of records by name that the replay with the id `replay` wrote to `folder`, a run's folder.
 
-    Only JSON lines are read, not Parquet files, because the replay has just ended.
+    Parquet files are not read: the replay has just ended, so its records are still JSON lines.
     """
     counts: Counter[str] = Counter()
     for file in folder.glob("records-*.jsonl"):
@@ -448,7 +455,7 @@ def count_records(folder: Path, replay: str) -> Counter[str]:
                     with contextlib.suppress(msgspec.MsgspecError):  # a line that a kill cut off
                         counts.update(msgspec.json.decode(line, type=_Names).n)
         except (OSError, msgspec.MsgspecError):
-            continue  # just converted to Parquet by a reader, or damaged, which `verify` reports
+            continue  # another process has just converted the file to Parquet, or it is damaged, which `verify` reports
     return counts
 
 

@@ -1,8 +1,8 @@
 """Runs: start, end, find, list and label them.
 
-Each run has a folder with its facts at the start and at the end, its events (`events.jsonl`) and its replays
-(`replays.jsonl`). The labels of a run are the name, tags and notes that the user gives to the run after it was
-recorded; each label is an event.
+Each run has a folder with data of its start (`run.json`) and end (`end.json`), its events (`events.jsonl`) and its
+replays (`replays.jsonl`). The labels of a run are the name, tags and notes that the user gives to the run after it
+was recorded; each label is an event.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from rearview.store.machine_and_process import is_alive, process_identity
 from rearview.store.project import Project
 
 FORMAT = 2
-"""From 2 on, every JSON document and every line has a checksum."""
+"""Format of the JSON files of runs. From format 2 on, every document and every line has a checksum."""
 ACCOUNT = "energy.jsonl"
 """File in a run's folder: the times at which the run was active, and the energy that it used."""
 TRACES = "traces.jsonl"
@@ -51,14 +51,14 @@ TRACES_FORMAT = 2
 ABSENT = "absent"
 """Value in `TRACES` for a file that did not exist before the run."""
 _AGAIN = "-again"
-_ID_STEP = 1 / 0x10000  # seconds from one id to the next
+_ID_STEP = 1 / 0x10000  # seconds: start times that differ by this much give different ids
 _FIELDS = ("version", "script", "argv", "cwd", "parent", "args", "started")
 NAME, TAG, UNTAG, NOTE = "name", "tag", "untag", "note"
 """Events of a run that set its name, add tags, remove tags, or set its note."""
 LONGEST_LABEL = 100
 """Most characters of a name or tag."""
 LONGEST_NOTE = 10_000
-"""Most characters of one note."""
+"""Most characters of one note about a run."""
 _RESERVED_NAMES = ("latest", "worktree")
 """Words that cannot be names of runs, because commands give them another meaning."""
 _ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
@@ -73,13 +73,13 @@ class Replay:
     started: float
     ended: float | None = None
     proved: bool | None = None
-    """Whether all values that were compared with the run were equal; None while the replay runs."""
+    """Whether all values that were compared with values of the run were equal; None while the replay runs."""
     start: ReplayStart = field(default_factory=ReplayStart)
-    """What the replay was started to compute."""
+    """Data stored when the replay started, such as its version and the names whose values it was to compute."""
     report: ReplayReport | None = None
     """Report of the replay; None while the replay runs, or if the report cannot be read."""
     redone: bool = False
-    """Whether a later replay, from the start of the run, replaces this replay."""
+    """Whether this replay was replaced by a later replay, which began at the start of the run."""
 
     @property
     def version(self) -> str:
@@ -98,7 +98,7 @@ class Replay:
 
     @property
     def redoes(self) -> str:
-        """Id of the replay that this replay replaces; empty if it replaces none."""
+        """Id of the earlier replay that this replay replaces; empty if it replaces none."""
         return _first_try(self.id) if self.start.redoes is None else self.start.redoes
 
 
@@ -110,15 +110,18 @@ def _read_report(values: object) -> ReplayReport | None:
 
 
 def _first_try(replay: str) -> str:
-    """Return the id of the replay that `replay` replaces, which old stores recorded in the id of `replay`."""
+    """Return the id of the replay that `replay` replaces, or "" if it replaces none.
+
+    In old stores, the id of `replay` is the id of the replaced replay with the suffix `-again`.
+    """
     return replay.removesuffix(_AGAIN) if replay.endswith(_AGAIN) else ""
 
 
 def id_of_moment(moment: float) -> str:
     """Return the id of a run or replay that starts at `moment`, for example `20260314-092653-96cb`.
 
-    The four digits at the end are the fraction of the second, so that ids sort by time, also ids of runs that a
-    script starts within one second.
+    The four hexadecimal digits at the end are the fraction of the second, so that ids sort by time, also the ids of
+    runs that a script starts within one second.
     """
     second, fraction = divmod(moment, 1)
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(second))
@@ -136,7 +139,7 @@ class Runs:
         return self._project.runs / run
 
     def reserve(self, now: float | None = None) -> str:
-        """Return a new, unique run id, and create its folder."""
+        """Return a new, unique run id for a run that starts now, or at the time `now`, and create the run's folder."""
         moment = time.time() if now is None else now
         while True:
             run = id_of_moment(moment)
@@ -155,7 +158,7 @@ class Runs:
             return run
 
     def start(self, run: str, facts: Mapping[str, Any]) -> Path:
-        """Publish that `run` has started in this process; return its folder.
+        """Store that `run` has started in this process; return the folder of the run.
 
         `facts` may hold version, script, argv, cwd, parent, args, started and heartbeat (seconds
         between signs of life). All other facts are stored as the `RunStart` of the run.
@@ -176,17 +179,18 @@ class Runs:
         return folder
 
     def resume(self, run: str, facts: Mapping[str, Any] | None = None) -> Path:
-        """Publish that this process resumes a run; return its folder."""
+        """Store that this process resumes a run, with `facts` as fields of the event; return the folder of the run."""
         facts = {"heartbeat": 10.0, **(facts or {})}
         self.append_event(run, "resumed", {**facts, **process_identity()})
         self.heartbeat(run)
         return self.folder(run)
 
     def claim(self, run: str) -> None:
-        """Claim the right to resume `run`; raise if a live process has claimed it.
+        """Claim the right to resume `run`; raise if another live process has claimed it.
 
         A claim is a numbered file, created as a link: only one process can create it, also on a shared disk. If
-        the process of the last claim is dead, the next number is claimed, so that no file ever has to be removed.
+        the process that made the last claim is dead, the file with the next number is created, so that no claim
+        ever has to be removed.
         """
         folder, identity = self.folder(run), process_identity()
         self.refuse_if_held(run)
@@ -213,7 +217,7 @@ class Runs:
             claim_file.unlink(missing_ok=True)
 
     def _holder(self, run: str) -> dict[str, Any] | None:
-        """Return the identity of the process that records a run now, or None if there is none."""
+        """Return the identity of the live process that records a run now, or None if there is no such process."""
         folder = self.folder(run)
         end = self._end(run)
         process = _read(folder / "run.json") or {}
@@ -238,7 +242,7 @@ class Runs:
             raise _held_error(run, holder)
 
     def heartbeat(self, run: str) -> None:
-        """Update the sign of life of a run."""
+        """Show that a run is alive: set the modification time of its heartbeat file to now."""
         file = self.folder(run) / "heartbeat"
         os.close(open_file(file, os.O_WRONLY | os.O_CREAT))
         os.utime(file)
@@ -251,7 +255,7 @@ class Runs:
         *,
         moment: float | None = None,
     ) -> None:
-        """Publish that a run has ended, now or at `moment`, with its measurements."""
+        """Store that a run has ended, now or at `moment`, with its exit code and what it `measured`."""
         ended = time.time() if moment is None else moment
         events = read_lines(self.folder(run) / "events.jsonl", FORMAT)
         attempts = sum(event.get("event") == "resumed" for event in events)
@@ -262,12 +266,12 @@ class Runs:
         publish(self.folder(run) / "end.json", add_check(encode(facts)))
 
     def append_event(self, run: str, event: str, facts: Mapping[str, Any]) -> None:
-        """Append an event with its facts to a run that has started."""
+        """Append the event `event`, with `facts` as its fields, to the events of a run that has started."""
         line = {"format": FORMAT, "event": event, "time": time.time(), **facts}
         append_line(self.folder(run) / "events.jsonl", line)
 
     def created_paths(self, run: str) -> tuple[set[str], set[str]]:
-        """Return the files and the folders that the run created, as paths relative to the root of the project."""
+        """Return (files, folders) that the run created, as paths relative to the root of the project."""
         files: set[str] = set()
         folders: set[str] = set()
         for line in read_lines(self.folder(run) / TRACES, TRACES_FORMAT):
@@ -278,7 +282,7 @@ class Runs:
         return files, folders
 
     def update_args(self, run: str, args: Mapping[str, Any], origin: str = "") -> None:
-        """Add hyper-parameters to a run; a new value replaces an earlier value of the same name.
+        """Add `args`, values of hyper-parameters by name, to a run; a new value replaces an earlier value of the name.
 
         `origin` is the library by which the program reads its hyper-parameters, such as "argparse" or "hydra".
         """
@@ -286,7 +290,7 @@ class Runs:
         self.append_event(run, "args", {"args": redacted, **({"origin": origin} if origin else {})})
 
     def start_replay(self, run: str, replay: str, start: ReplayStart) -> None:
-        """Publish that a replay of `run` has started, and what it is to compute."""
+        """Store that a replay of `run` has started; `start` says what it is to compute."""
         line = {"format": FORMAT, "replay": replay, "started": time.time()}
         append_line(
             self.folder(run) / "replays.jsonl",
@@ -296,7 +300,7 @@ class Runs:
     def end_replay(
         self, run: str, replay: str, *, proved: bool, report: ReplayReport | None = None
     ) -> None:
-        """Publish that a replay has ended, and whether its values were proved equal to those of the run."""
+        """Store that a replay has ended; `proved` is True if all compared values were equal to those of the run."""
         line: dict[str, Any] = {"format": FORMAT, "replay": replay, "ended": time.time()}
         line["proved"] = proved
         if report is not None:
@@ -304,7 +308,10 @@ class Runs:
         append_line(self.folder(run) / "replays.jsonl", line)
 
     def rebuild(self, run: str, version: str) -> None:
-        """Write the damaged file of facts of a run again, with what its id and version tell."""
+        """Write `run.json` of a run again, which was damaged, with only the id, the version and the start time.
+
+        The start time is read from the id.
+        """
         run_facts: dict[str, Any] = {"format": FORMAT, "id": run, "version": version}
         run_facts["started"] = _start_time(run)
         run_facts["facts"] = {"rebuilt": True}
@@ -331,14 +338,14 @@ class Runs:
         return [replace(replay, redone=replay.id in redone) for replay in replays]
 
     def ids(self) -> list[str]:
-        """Return the ids of all runs that have started, sorted, which is by time."""
+        """Return the ids of all runs that have started, sorted, so that older runs come first."""
         if not self._project.runs.is_dir():
             return []
         folders = self._project.runs.iterdir()
         return sorted(folder.name for folder in folders if (folder / "run.json").is_file())
 
     def all(self) -> list[Run]:
-        """Return all runs in the order they started; a run that cannot be read has `damaged` set."""
+        """Return all runs in the order they started; for a run that cannot be read, `Run.damaged` says why."""
         out = []
         for run in self.ids():
             try:
@@ -376,10 +383,10 @@ class Runs:
         damage = ""
         try:
             end = self._end(run)
-        except DamagedError as exc:  # the facts of the start can still be read
+        except DamagedError as exc:  # only `end.json` is damaged
             end, damage = None, str(exc)
         if end is not None and not _ended_after(end, attempts, attempt_began):
-            end = None  # the run was resumed since
+            end = None  # the run was resumed after this end
         code = None if end is None else end.exit_code
         if end is None:
             status = Status.RUNNING if is_alive(process, folder / "heartbeat") else Status.DEAD
@@ -414,7 +421,7 @@ class Runs:
         )
 
     def labels(self, run: str) -> Labels:
-        """Return the name, tags and note of a run, even if its other facts are damaged."""
+        """Return the name, tags and note of a run, even if its other files are damaged."""
         return labels_of(read_lines(self.folder(run) / "events.jsonl", FORMAT))
 
     def ids_by_name(self, name: str) -> list[str]:
@@ -422,18 +429,19 @@ class Runs:
         return [run for run in self.ids() if name and self.labels(run).name == name]
 
     def find(self, text: str) -> Run:
-        """Return the run that `text` names: by id, by name, by the beginning or end of an id, or by position.
+        """Return the run that `text` names: its id, its name, the beginning or end of its id, or its position.
 
-        `latest` and `-1` are the newest run, `-2` is the run before the newest.
+        `latest` and `-1` are the newest run, `-2` is the run before the newest. Raise if there is no such run, or
+        more than one.
         """
         return self.get(self.find_id(text))
 
     def is_stored(self, run: str) -> bool:
-        """Return True if the folder of a run exists; the user may have removed the store during the run."""
+        """Return True if `run.json` of a run exists; the user may have removed the store during the run."""
         return (self.folder(run) / "run.json").exists()
 
     def find_id(self, text: str) -> str:
-        """Return the id of the run that `text` names; the run may be damaged."""
+        """Return the id of the run that `text` names, as for `find`; the files of the run may be damaged."""
         if Path(text).name == text and (self.folder(text) / "run.json").is_file():
             return text  # a complete id: other runs need not be read
         ids = self.ids()
@@ -485,10 +493,10 @@ class Runs:
 
 
 def _ended_after(end: RunEnd, attempts: int, began: float) -> bool:
-    """Return True if `end` is the end of the last attempt at a run; this attempt began at `began`.
+    """Return True if `end` is the end of the last attempt at a run, which began at the time `began`.
 
-    Attempts are compared by number if `end` has it, because the clock may have been set back during the run. Only
-    old runs are compared by time.
+    `attempts` is how often the run was resumed. If `end` has this number, the numbers are compared, because the
+    clock may have been set back during the run. Only for old runs, the times are compared.
     """
     return end.time >= began if end.attempts is None else end.attempts >= attempts
 
@@ -503,7 +511,7 @@ def _held_error(run: str, holder: Mapping[str, Any]) -> UsageError:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Create `target` with the content of `source`; raise `FileExistsError` if it exists."""
+    """Create the file `target` with the content of `source`; raise `FileExistsError` if `target` exists."""
     try:
         os.link(source, target)
     except FileExistsError:
@@ -537,7 +545,7 @@ def _read(file: Path) -> dict[str, Any] | None:
 
 
 def _start_time(run: str) -> float:
-    """Return the time at which a run started, according to its id, for a run whose facts are damaged."""
+    """Return the time at which a run started, in seconds since 1970, according to its id; 0.0 if the id has no time."""
     try:
         return time.mktime(time.strptime(run[:15], "%Y%m%d-%H%M%S"))
     except (ValueError, OverflowError):
@@ -545,7 +553,7 @@ def _start_time(run: str) -> float:
 
 
 class Labels(NamedTuple):
-    """Name, tags and notes of a run."""
+    """Name, tags and note that the user gave to a run; each is empty if not given."""
 
     name: str = ""
     tags: tuple[str, ...] = ()
@@ -553,7 +561,7 @@ class Labels(NamedTuple):
 
 
 def labels_of(events: Iterable[Mapping[str, Any]]) -> Labels:
-    """Return the labels of a run, given its events.
+    """Return the name, tags and note of a run, given its events; the note joins all notes by line ends.
 
     >>> labels_of([{"event": "tag", "tags": ["a", "b"]}, {"event": "untag", "tags": ["a"]}])
     Labels(name='', tags=('b',), note='')
@@ -575,7 +583,7 @@ def labels_of(events: Iterable[Mapping[str, Any]]) -> Labels:
 
 
 def check_name(text: str) -> str:
-    """Return a name without surrounding spaces; raise if a run could not be found by this name."""
+    """Return `text`, a name for a run, without surrounding spaces; raise if a run could not be found by this name."""
     name = _checked_label(text, "name")
     if name in _RESERVED_NAMES or _ID.fullmatch(name) or name.startswith("-"):
         raise UsageError(
@@ -587,7 +595,7 @@ def check_name(text: str) -> str:
 
 
 def check_tag(text: str) -> str:
-    """Return a tag without surrounding spaces; raise if it would be ambiguous in a list of tags."""
+    """Return `text`, a tag, without surrounding spaces; raise if it is no valid label, or contains a comma."""
     tag = _checked_label(text, "tag")
     if "," in tag:
         raise UsageError(
@@ -599,7 +607,7 @@ def check_tag(text: str) -> str:
 
 
 def check_note(text: str) -> str:
-    """Return a note without surrounding spaces; raise if it is empty or very long."""
+    """Return `text`, a note, without surrounding spaces; raise if it is empty or longer than `LONGEST_NOTE`."""
     note = text.strip()
     if not note or len(note) > LONGEST_NOTE:
         fault = "is empty" if not note else f"has {len(note):,} characters"

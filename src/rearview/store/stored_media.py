@@ -33,7 +33,7 @@ _NUMPY = {
     "int8": "|i1", "int16": "<i2", "int32": "<i4", "int64": "<i8", "bool": "|b1",
     "uint8": "|u1", "uint16": "<u2", "uint32": "<u4", "uint64": "<u8",
 }  # fmt: skip
-"""Mapping from torch's to NumPy's name, for the dtypes that both libraries have."""
+"""Torch's name of a dtype -> NumPy's name of it, for the dtypes that both libraries have."""
 _NAMES = {text[1:]: name for name, text in _NUMPY.items()}
 _LONG_HEAD = 60_000
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -47,7 +47,7 @@ class StoredValue:
     """
 
     kind: str
-    """One of `KINDS`."""
+    """Kind of the value: one of `KINDS`, such as `tensor`."""
     dtype: str
     """Name of the dtype in torch or NumPy: `bfloat16` for a tensor, `<f4` for an array; empty for an image."""
     shape: tuple[int, ...]
@@ -55,7 +55,7 @@ class StoredValue:
     oid: str
     nbytes: int
     facts: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    """The whole description of the value, as recorded in JSON."""
+    """The description of the value, as `values_as_json.convert` returned it for the record."""
     _get: Get | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
@@ -83,7 +83,7 @@ class StoredValue:
         return f"{name}{list(self.shape)}"
 
     def raw(self) -> bytes:
-        """Return the stored bytes, checked against their hash; for an image, these are the PNG file."""
+        """Return the stored bytes of the value, checked against their hash; for an image, these are a PNG file."""
         if self._get is None or not _OID.fullmatch(self.oid):
             raise self._damaged("its record names no object")
         pack = self.facts.get("pack")
@@ -93,11 +93,11 @@ class StoredValue:
         return bytes(self._get(ObjectRef(self.oid, self.nbytes, pack, offset)))
 
     def load(self) -> Any:
-        """Return the logged value, or this object if the library of the value is not installed.
+        """Return the logged value, or this `StoredValue` if the library of the value is not installed.
 
-        A tensor is returned as a torch tensor on the CPU, an array as a NumPy array, a histogram as the pair of
-        counts and edges. An image is returned as a PIL image or, if Pillow is not installed, as the bytes of its
-        PNG file.
+        A tensor is returned as a torch tensor on the CPU, an array as a NumPy array, a histogram as the pair
+        (counts, edges of the bins). An image is returned as a PIL image or, if Pillow is not installed, as the bytes
+        of its PNG file.
         """
         if self.kind == "image":
             return self._image()
@@ -155,7 +155,7 @@ class StoredValue:
             if descr not in _NUMPY.values() and isinstance(descr, str):
                 descr, data = self._extension_array(descr, data)
         head = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {self.shape!r}, }}"
-        # version 1 of the format, unless the header is very long or has a character beyond Latin-1
+        # version 1 of the .npy format, unless the header is very long or has a character beyond Latin-1
         old = len(head) < _LONG_HEAD and max(head) <= "\xff"
         text = head.encode("latin1" if old else "utf-8")
         text += b" " * (-(len(text) + (11 if old else 13)) % 64) + b"\n"
@@ -163,7 +163,10 @@ class StoredValue:
         return b"\x93NUMPY" + version + struct.pack("<H" if old else "<I", len(text)) + text + data
 
     def _extension_array(self, descr: str, data: bytes) -> tuple[str, bytes]:
-        """Return dtype and bytes for NumPy; a dtype that NumPy does not have, such as bfloat16, becomes float32."""
+        """Return (`descr`, `data`): the dtype and the bytes of an array, which are converted if NumPy lacks the dtype.
+
+        Values of a dtype that NumPy does not have, such as bfloat16, are converted to float32.
+        """
         if re.fullmatch(r"[<>|=][A-Za-z]\d*(\[\w+\])?", descr):
             return descr, data
         if descr == "bfloat16":
@@ -177,7 +180,7 @@ class StoredValue:
         return "<f4", loaded.astype("<f4").tobytes()
 
     def histogram(self) -> tuple[list[float], list[float]]:
-        """Return counts and edges of a histogram as lists, without using a library."""
+        """Return (counts, edges of the bins) of a histogram as lists, without using a library."""
         data = self.raw()
         bins = self.shape[0] if self.shape else 0
         if self.kind != "histogram" or len(data) != 8 * (2 * bins + 1):
@@ -207,7 +210,7 @@ class StoredValue:
 
 
 def _sound(value: StoredValue) -> str:
-    """Return the length of a recorded sound in words."""
+    """Return a description of a recorded sound with its length, such as `audio of 1.5 s`."""
     rate = value.facts.get("rate")
     frames = value.shape[0] if value.shape else 0
     if not isinstance(rate, int) or rate <= 0:
@@ -225,13 +228,14 @@ _SHOWN: dict[str, Callable[[StoredValue], str]] = {
         f"confusion matrix of {value.shape[0]} classes" if value.shape else "confusion matrix"
     ),
 }
-"""Mapping from kind to a function that describes a value in a few words."""
+"""Kind of a value -> function that describes a value of this kind in a few words."""
 
 
 def stored_value(facts: Any, get: Get | None = None) -> StoredValue | None:
-    """Return the value that `facts` describes, or None if `facts` is not a valid description.
+    """Return the stored value that `facts` describes, or None if `facts` is not a valid description.
 
-    Every field is checked, because the store may come from a stranger. `get` returns the bytes of an object.
+    Every field is checked, because the store may come from a stranger. `get` returns the bytes of an object; without
+    `get`, the value cannot be loaded.
     """
     if not isinstance(facts, dict) or not isinstance(facts.get("$object"), str):
         return None
@@ -245,7 +249,7 @@ def stored_value(facts: Any, get: Get | None = None) -> StoredValue | None:
 
 
 def value_in_text(cell: Any, get: Get | None = None) -> StoredValue | None:
-    """Return the stored value that the text of an SQL cell describes, or None for other cells."""
+    """Return the stored value that `cell`, a text from an SQL table, describes; return None for any other cell."""
     if not (isinstance(cell, str) and cell.startswith(TEXT)):
         return None
     try:
@@ -256,12 +260,12 @@ def value_in_text(cell: Any, get: Get | None = None) -> StoredValue | None:
 
 
 def is_png(data: Any) -> bool:
-    """Return True if `data` begins as a PNG file does."""
+    """Return True if `data` begins with the signature of PNG files."""
     return bytes(data[: len(_PNG)]) == _PNG
 
 
 def histogram_svg(counts: list[float], width: int = 96, height: int = 32) -> str:
-    """Return the counts of a histogram as bars in SVG.
+    """Return an SVG image, of `width` by `height` pixels, with one bar for each of the `counts` of a histogram.
 
     >>> histogram_svg([1.0, 2.0]).count("<rect")
     2

@@ -31,22 +31,22 @@ from rearview.store.json_files import encode, read_facts
 
 FILE = "identity.json"
 FORMAT = 2
-"""Format of `identity.json` and of the files in the state folder: facts with a checksum, as the files of runs."""
+"""Format of `identity.json` and of the files in the state folder: JSON with a checksum, as the files of runs."""
 VARIABLE = "REARVIEW_TRUST"
 _ID = re.compile("[0-9a-f]{32}")
 _RUNS = "runs"
 _LINKED = "replays"
 """Folder of a store in which replays create work trees with links to their inputs."""
 _EARLY, _LATE = 0.0, 30.0
-"""Least and most seconds between the creation of a run's folder and the recorded start of the run."""
+"""Least and most seconds, in a store that was not copied, from the creation of a run's folder to the run's start."""
 _STATX = struct.Struct("<I76xqI")
-"""Fields of the result of `statx`: its mask, and the creation time."""
+"""Fields that are read from the result of `statx`: its mask, and seconds and nanoseconds of the creation time."""
 _BIRTH = 0x800
 
 
 @dataclass(frozen=True, slots=True)
 class FolderIdentity:
-    """The facts that distinguish a folder from every copy of it."""
+    """Path, inode and creation time of a folder, which distinguish the folder from every copy of it."""
 
     path: str
     inode: int
@@ -61,7 +61,7 @@ class FolderIdentity:
 
     def key(self, store: str) -> str:
         """Return the key under which the store in this folder is remembered; `store` is the id of the store."""
-        # if there is no creation time, the path takes its place: a moved store is not trusted
+        # without a creation time, the path is used, so that a store is not trusted after it was moved
         parts = (store, str(self.inode), str(self.born), "" if self.born else self.path)
         return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
@@ -80,21 +80,24 @@ def creation_time(folder: Path) -> int:
 
 
 def create_identity(store: Path, layout: int) -> None:
-    """Give a new store its id, and remember that it was created here, if the state folder can be written."""
+    """Give a new store an id, and remember that it was created here, if the state folder can be written.
+
+    `layout` is the format of the store, which is stored next to the id.
+    """
     _write(store / FILE, {"format": FORMAT, "id": os.urandom(16).hex(), "layout": layout})
     with contextlib.suppress(StoreError):
         remember(store)
 
 
 def store_layout(store: Path, layout: int) -> None:
-    """Write the format of the store next to its id, so that damage to the file `format` is detected."""
+    """Write `layout`, the format of the store, next to its id, so that damage to the file `format` is detected."""
     facts = _identity(store)
     if facts is not None:
         _write(store / FILE, {**facts, "layout": layout})
 
 
 def layout_of(store: Path) -> int | None:
-    """Return the format that is written next to the id of the store, or None if there is none."""
+    """Return the format of the store that is written next to its id, or None if no format is written there."""
     number = (_identity(store) or {}).get("layout")
     return number if isinstance(number, int) else None
 
@@ -145,7 +148,8 @@ def is_trusted(store: Path, setting: str = "auto") -> bool:
     if facts is None:
         if (store / FILE).exists() or not _was_made_here(store):
             return False
-        with contextlib.suppress(StoreError):  # so that the next check finds the store remembered
+        # remembered, so that the next check need not examine the runs
+        with contextlib.suppress(StoreError):
             remember(store)
         return True
     try:
@@ -156,7 +160,7 @@ def is_trusted(store: Path, setting: str = "auto") -> bool:
 
 
 def check_trust(store: Path, setting: str, doing: str) -> None:
-    """Raise if the store is not trusted; `doing` names the refused action, for the message."""
+    """Raise if the store is not trusted, as `is_trusted` says; `doing` names the refused action, for the message."""
     if is_trusted(store, setting):
         return
     if setting == "no":
@@ -174,7 +178,7 @@ def check_trust(store: Path, setting: str, doing: str) -> None:
 
 
 def check_links(store: Path, setting: str = "auto") -> None:
-    """Raise if an untrusted store contains a link or a device, because files outside could be changed through it."""
+    """Raise if an untrusted store contains a link or a device, through which files outside could be changed."""
     if is_trusted(store, setting):
         return
     for path in _special_entries(store):
@@ -224,7 +228,7 @@ def _was_made_here(store: Path) -> bool:
 
 
 def _began_here(folder: Path) -> bool:
-    """Return True if the run in `folder` started on this machine when the folder was created."""
+    """Return True if the run in `folder` started on this machine within seconds after the folder was created."""
     facts = read_facts(folder / "run.json", FORMAT)
     born = creation_time(folder) / 1e9
     delay = float(facts["started"]) - born if "started" in facts else float("inf")
@@ -232,7 +236,7 @@ def _began_here(folder: Path) -> bool:
 
 
 def _identity(store: Path) -> dict[str, Any] | None:
-    """Return the facts in `identity.json`, or None if the file does not exist or is damaged."""
+    """Return the fields of `identity.json` in a store, or None if the file does not exist or is damaged."""
     try:
         if not stat.S_ISREG((store / FILE).lstat().st_mode):
             return None
@@ -243,7 +247,10 @@ def _identity(store: Path) -> dict[str, Any] | None:
 
 
 def _remembered(store: Path, facts: Mapping[str, Any]) -> Path:
-    """Return the file in the state folder that exists if the store is trusted."""
+    """Return the path of the file in the state folder whose existence means that the store is trusted.
+
+    `facts` are the fields of the `identity.json` of the store.
+    """
     name = FolderIdentity.of(store).key(str(facts["id"]))
     home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")  # noqa: PTH111
     if not os.path.isabs(home):  # noqa: PTH117 - there is no home folder

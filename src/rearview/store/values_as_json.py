@@ -1,8 +1,8 @@
 """Convert logged values to JSON and back, exactly.
 
 Numbers, text, true, false and null are stored as they are. A value that JSON does not have becomes a JSON object
-whose first key is a marker. A dictionary that the user logged gets a marker as well, so that its own keys are never
-taken for markers:
+whose first key is a marker: one of the keys with `$` below. A dictionary that the user logged becomes such an
+object as well, so that its own keys are never taken for markers:
 
 =============================  ========================================================
 `{"$float": "nan"}`            nan, inf, -inf
@@ -34,13 +34,14 @@ Put = Callable[[Any], ObjectRef]
 
 LOW, HIGH = -(2**63), 2**63
 _LONGEST = 10_000
-"""Most characters of a stored `repr`."""
+"""Most characters that are stored of the `repr` of a value."""
 
 
 def convert(value: Any, put: Put | None = None) -> Any:
     """Return `value` as JSON, by the rules in the docstring of this module.
 
-    `put` stores bytes and returns their reference. If `put` is None, arrays and media are converted to their `repr`.
+    `put` stores the bytes of arrays and media and returns their reference. If `put` is None, arrays and media are
+    converted to their `repr`.
     """
     if value is None or value is True or value is False:
         return value
@@ -72,12 +73,12 @@ FAMILIES = {
     "object": "an array or image",
     "bytes": "bytes",
 }
-"""Family of each kind of value (`records.kind`), in words. Values of one family may be mixed in a column."""
+"""Kind of a value, as in the SQL column `records.kind` -> name of its family. Values of one family may share a column."""
 _MARKERS = {"$float": "float", "$int": "int", "$str": "str", "$repr": "repr"}
 
 
 def family(converted: Any) -> str:
-    """Return the family of a value that `convert` returned, or "" for null.
+    """Return the family (a value of `FAMILIES`) of a value that `convert` returned, or "" for null.
 
     >>> family(convert(0.5)), family(convert("a")), family(convert([1])), family(convert(None))
     ('a number', 'text', 'a list or dictionary', '')
@@ -108,9 +109,10 @@ def _nested(value: Any, put: Put | None) -> Any:
 
 
 def _inner(value: Any, put: Put | None) -> Any:
-    """Convert a value inside a list or dictionary.
+    """Return `value`, an item of a list or dictionary, as JSON; `put` is as for `convert`.
 
-    A list gets no marker here, and a dictionary only if one of its own keys begins with `$`.
+    Unlike `convert`, this returns a list without the key `$json` around it. A dictionary gets this key only if one
+    of its own keys begins with `$`.
     """
     out = convert(value, put)
     if isinstance(out, dict) and "$json" in out:
@@ -166,7 +168,7 @@ def _scalar(value: Any) -> Any:
 
 
 def _stored(value: Any, put: Put) -> dict[str, Any] | None:
-    """Store the bytes of an array, tensor, image or other media, and return their description.
+    """Store the bytes of an array, tensor, image or other media by `put`, and return their description for JSON.
 
     Return None, and store nothing, for any other value.
     """
@@ -207,7 +209,7 @@ def _media(value: Any) -> tuple[bytes, dict[str, Any]] | None:
         if media is None:
             return None
         data, facts = media.encoded()
-    except Exception as exc:  # from a library, too: logging must never break training
+    except Exception as exc:  # a library may raise any error, and logging must not break training
         text = f"{exc} Its repr is kept. (docs/errors.md#media)"
         warnings.warn(text, RuntimeWarning, stacklevel=6)
         return None
@@ -215,10 +217,10 @@ def _media(value: Any) -> tuple[bytes, dict[str, Any]] | None:
 
 
 def _dtype(dtype: Any) -> dict[str, Any]:
-    """Return the facts of a NumPy dtype: its name, and its fields if it is structured."""
+    """Return the description of a NumPy dtype for JSON: its name as `dtype`, and its fields as `descr` if it has any."""
     if dtype.names is not None:
         return {"dtype": dtype.str, "descr": dtype.descr}
-    # for types of other libraries, such as bfloat16, `dtype.str` is that of raw bytes
+    # for types that other libraries add, such as bfloat16, `dtype.str` names raw bytes
     added = dtype.kind == "V" and not dtype.name.startswith("void")
     return {"dtype": dtype.name if added else dtype.str}
 
@@ -237,7 +239,7 @@ def _tensor(value: Any) -> tuple[Any, str, list[int]]:
 
 
 def _histogram(value: Any) -> tuple[Any, Any] | None:
-    """Return counts and edges if `value` is a result of `numpy.histogram` or `torch.histogram`, else None."""
+    """Return (counts, edges of the bins) if `value` looks like a result of `numpy.histogram` or `torch.histogram`, else None."""
     if not (isinstance(value, tuple) and len(value) == 2 and "numpy" in sys.modules):
         return None
     if not all(hasattr(part, "shape") and len(part.shape) == 1 for part in value):
@@ -251,7 +253,7 @@ def _histogram(value: Any) -> tuple[Any, Any] | None:
 
 
 def _image(value: Any, put: Put) -> dict[str, Any] | None:
-    """Store a PIL image or a Matplotlib figure as PNG and return its description, or None for another value."""
+    """Store a PIL image or Matplotlib figure as PNG by `put` and return its description; return None for other values."""
     out = io.BytesIO()
     if hasattr(value, "savefig"):
         value.savefig(out, format="png")
@@ -269,7 +271,7 @@ def _image(value: Any, put: Put) -> dict[str, Any] | None:
 
 
 def _described(ref: ObjectRef, **facts: Any) -> dict[str, Any]:
-    """Return the description of an object that holds a value, with the marker `$object`."""
+    """Return the JSON description of a value whose bytes are the object `ref`: its oid as `$object`, its size, `facts`."""
     out = {"$object": ref.oid, "nbytes": ref.nbytes, **facts}
     if ref.pack is not None:
         out |= {"pack": ref.pack, "offset": ref.offset}
@@ -277,10 +279,10 @@ def _described(ref: ObjectRef, **facts: Any) -> dict[str, Any]:
 
 
 def restore(value: Any, stored: Callable[[dict[str, Any]], Any] | None = None) -> Any:
-    """Return the value from which `convert` made `value`; of a value stored as `repr`, return the `repr`.
+    """Return the value that `convert` converted to `value`; for a value stored as its `repr`, return the `repr`.
 
-    `stored` is called with each description of an object, and returns the value to put in its place. If `stored`
-    is None, the description is not replaced.
+    `stored` is called with the description of each value whose bytes are an object, such as an array, and returns
+    the value to put in its place. If `stored` is None, the descriptions are returned.
 
     >>> restore(convert([1, float("inf"), {"$odd": b"x"}]))
     [1, inf, {'$odd': b'x'}]
@@ -300,7 +302,10 @@ def restore(value: Any, stored: Callable[[dict[str, Any]], Any] | None = None) -
 
 
 def restore_json(value: Any, stored: Callable[[dict[str, Any]], Any] | None = None) -> Any:
-    """Return the list or dictionary from the JSON below `$json`, where keys of the user are not markers."""
+    """Return the list or dictionary for `value`, the JSON that `convert` stored under the key `$json`.
+
+    The keys of a dictionary are those that the user logged, even if they look like markers such as `$float`.
+    """
     if isinstance(value, dict):
         return {key: restore(item, stored) for key, item in value.items()}
     return restore(value, stored)
@@ -322,9 +327,9 @@ _DECODE: dict[str, Callable[[Any], Any]] = {
 
 
 def load(value: Mapping[str, Any], data: bytes) -> Any:
-    """Return the array, tensor, histogram or other media, given its description and its bytes.
+    """Return the array, tensor, histogram or other media whose description is `value` and whose bytes are `data`.
 
-    An image is returned as its PNG bytes, a histogram as the pair of counts and edges.
+    An image is returned as its PNG bytes, a histogram as the pair (counts, edges).
     """
     from rearview.media import MEDIA
 
@@ -364,7 +369,10 @@ def _numpy_dtype(value: Mapping[str, Any]) -> Any:
 
 
 def fields_of(descr: Any) -> Any:
-    """Return the fields of a structured dtype, read from JSON, with the tuples that NumPy expects."""
+    """Return `descr`, the fields of a structured dtype as read from JSON, with tuples where NumPy expects tuples.
+
+    Any other value is returned unchanged.
+    """
     if not isinstance(descr, list):
         return descr
     return [

@@ -76,7 +76,7 @@ def test_a_repository_without_a_commit_works(tmp_path):
     write(tmp_path, {"train.py": "x\n"})
     store = versions(tmp_path)
     assert store.files(store.save("r1")) == {"train.py": b"x\n"}
-    assert not (tmp_path / ".rearview/versions.git_database").exists()
+    assert not (tmp_path / ".rearview/versions.git").exists()
 
 
 def test_a_project_in_a_subfolder_holds_only_that_folder(tmp_path):
@@ -135,7 +135,7 @@ def test_without_git_installed_versions_are_kept_in_gits_own_format(tmp_path, gi
     assert with_git.versions_by_ref() == store.versions_by_ref()
     assert with_git.files(derived) == store.files(derived)
     assert with_git.save("r3") == second
-    assert git(root / ".rearview/versions.git_database", "fsck", "--strict") == ""
+    assert git(root / ".rearview/versions.git", "fsck", "--strict") == ""
 
 
 def test_a_linked_work_tree_keeps_its_versions_in_the_shared_database(tmp_path):
@@ -237,7 +237,7 @@ def test_a_repository_that_cannot_be_written_is_left_alone(tmp_path):
     store = versions(root)
     version = store.save("r1")
     assert store.read(version, "train.py") == b"x = 1\n"
-    assert (root / ".rearview/versions.git_database/HEAD").is_file()
+    assert (root / ".rearview/versions.git/HEAD").is_file()
     assert everything(root / ".git", ("objects/",)) == before
     assert versions(root).files(version) == store.files(version)
 

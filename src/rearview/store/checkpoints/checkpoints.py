@@ -1,7 +1,8 @@
 """Save, list, load and delete the checkpoints of a project, and find in them the files that a run wrote.
 
-A save writes the parts of a checkpoint first and its manifest last, so that a checkpoint exists only if all its
-parts do. During a save, a small file (`save_in_flight`) tells garbage collection to spare objects that no
+A part is one piece of the bytes of a checkpoint, such as its skeleton or one buffer. A save writes the parts of a
+checkpoint first and its manifest last, so that a checkpoint exists only if all its parts do. During a save, which
+is then "in flight", a small file (`save_in_flight`) tells garbage collection to spare objects that no
 manifest names yet. The small file holds the identity of the process that saves, so that garbage collection can
 tell if the process was killed. No process ever waits for another one.
 """
@@ -41,7 +42,7 @@ from rearview.store.project import Project
 from rearview.store.runs import ABSENT, TRACES, TRACES_FORMAT, Runs
 
 READERS = 2
-"""Threads that load parts: while one thread waits for the disk, the other thread hashes."""
+"""Number of threads that load parts: while one thread waits for the disk, the other thread hashes."""
 OBJECT_FROM = 1 << 20
 """Parts of at least this many bytes are stored as object files; smaller parts share a pack."""
 DIRECT_PACK = 64 << 20
@@ -51,7 +52,7 @@ _log = logging.getLogger("rearview")
 
 
 class Checkpoints:
-    """The checkpoints of one project. Any number of processes may save and load at once.
+    """The checkpoints of one project. Any number of processes may save and load checkpoints at once.
 
     `compression` decides which large parts to compress. If it is None, no part is compressed.
     """
@@ -60,10 +61,10 @@ class Checkpoints:
         self.project = project
         self.objects = Objects(project)
         self.hashing = 0.0
-        """Processor seconds that all saves have used to hash."""
+        """Processor seconds that all saves by this object have used to hash large parts."""
         self._compression = compression
         self._read_before: dict[str, dict[tuple[str, int], Checkpoint]] = {}
-        """Checkpoints that were read before: mapping from run to name and inode of the manifest to checkpoint."""
+        """Run -> (name, inode) of a manifest -> checkpoint that was read from this manifest before."""
 
     def save(self, snapshot: Snapshot, parts: Iterable[Part]) -> Checkpoint:
         """Save `parts` as the checkpoint that `snapshot` describes.
@@ -137,18 +138,18 @@ class Checkpoints:
         return checkpoint
 
     def table(self, checkpoint: Checkpoint) -> ObjectRef | None:
-        """Return the reference of the table of parts, or None if the table is in the manifest itself."""
+        """Return the reference of the table of parts of a checkpoint, or None if the table is in its manifest."""
         parts = checkpoint.parts
         return parts.table if isinstance(parts, LazyParts) else None
 
     def files(self, checkpoint: Checkpoint) -> set[Path]:
-        """Return the files that a checkpoint needs: they hold its parts and the table of its parts."""
+        """Return the paths of the object files and packs that hold the parts of a checkpoint and the table of its parts."""
         table = self.table(checkpoint)
         refs = [*checkpoint.parts.values(), *([] if table is None else [table])]
         return {self.objects.file(ref) for ref in refs}
 
     def load(self, checkpoint: Checkpoint) -> LoadedCheckpoint:
-        """Return the parts of `checkpoint` as a mapping that reads a part when it is accessed."""
+        """Return the parts of `checkpoint` by key, as a mapping that reads a part when the part is accessed."""
         return LoadedCheckpoint(self.objects, checkpoint)
 
     def delete(self, id: str) -> None:  # noqa: A002 - the word of the model
@@ -190,7 +191,7 @@ class Checkpoints:
     ) -> None:
         name = f"{body.run}/{body.seq:08d}-{os.urandom(4).hex()}"
         size = sum(len(view) for _, _, view in small)
-        # through the page cache, the kernel copies small parts without the interpreter lock
+        # written through the page cache, small parts are copied by the kernel without the interpreter lock
         direct = size if size >= DIRECT_PACK else 0
         with batch.sink(self.objects.pack_path(name), size=direct) as sink:
             pack = PackWriter(name, sink)
@@ -207,9 +208,9 @@ class Checkpoints:
             pack.close(encode(body))
 
     def _reuse(self, ref: ObjectRef, touched: set[str]) -> ObjectRef:
-        """Mark the file of `ref` as in use and return `ref`; raise if the file does not exist.
+        """Mark the file of `ref` as in use, so that garbage collection spares it, and return `ref`.
 
-        `touched` remembers the files that were marked before.
+        Raise if the file does not exist. `touched` has the names of files that this save has marked already.
         """
         file = ref.pack or ref.oid
         if file not in touched:
@@ -224,9 +225,9 @@ class Checkpoints:
         return ref
 
     def _hashed(self, parts: Iterable[Part]) -> Iterator[tuple[Part, memoryview, ObjectRef | None]]:
-        """Yield each part with its bytes and its reference, or None as reference if the part is small.
+        """Yield (part, bytes, reference) for each of the `parts`; the reference is None if the part is small.
 
-        Large parts are hashed on a thread, while the caller writes the part before.
+        Large parts are hashed on a thread, while the caller writes the previous part.
         """
         listed = [(part, _view(part)) for part in parts]
         large = [view for _, view in listed if len(view) >= OBJECT_FROM]
@@ -276,7 +277,7 @@ class LoadedCheckpoint(Mapping[str, memoryview]):
         self._objects.read_into(self._ref(key), buffer)
 
     def fill(self, buffers: Mapping[str, Any]) -> None:
-        """Fill each of the `buffers`, which are given by the key of their part, on several threads."""
+        """Fill each of the `buffers` with the bytes of the part that is its key, on several threads."""
         # largest first, so that the threads end at the same time
         work = sorted(buffers, key=lambda key: -self._ref(key).nbytes)
         if len(work) < 2:
@@ -288,7 +289,7 @@ class LoadedCheckpoint(Mapping[str, memoryview]):
                 pass
 
     def prefetch(self) -> None:
-        """Ask the kernel to read the files of all parts into memory, while the program is still in its set-up."""
+        """Ask the kernel to read the files of all parts into memory, before the program needs them."""
         for path in {self._objects.file(ref) for ref in self.checkpoint.parts.values()}:
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -344,7 +345,7 @@ def _is_manifest(name: str) -> bool:
 
 @contextlib.contextmanager
 def save_in_flight(project: Project) -> Iterator[None]:
-    """Announce, for the time of the `with` block, that this process stores objects that no manifest names yet."""
+    """Announce by a file, during the `with` block, that this process stores objects that no manifest names yet."""
     path = project.writing / f"{os.getpid()}-{os.urandom(8).hex()}"
     try:
         fd = _create_announcement(path)
@@ -363,9 +364,9 @@ def save_in_flight(project: Project) -> Iterator[None]:
 
 
 def earliest_start(project: Project, now: float) -> float:
-    """Return the time at which the oldest save in flight began, or `now` if there is none.
+    """Return the time at which the oldest save in flight began, or `now` if no save is in flight.
 
-    Announcements of dead processes are removed.
+    Announcements (files of `save_in_flight`) of dead processes are removed.
     """
     first = now
     try:
@@ -389,12 +390,13 @@ def _is_abandoned(path: Path) -> bool:
     try:
         identity = json.loads(path.read_bytes())
     except ValueError:
-        identity = {}  # just created, cut off by a kill, or of an older Rearview: believed for a day
+        # the file was just created, cut off by a kill, or written by an older Rearview: it counts for a day
+        identity = {}
     return is_certainly_dead(identity, path)
 
 
 FILE_PART = "file:"
-"""Beginning of the key of a part that holds a file which the run wrote; the path of the file follows."""
+"""First characters of the key of a part that holds a file which the run wrote; the path of the file follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,9 +410,9 @@ class RunFile:
     nbytes: int | None
     """Current size of the file in bytes, or None if it does not exist."""
     in_place: bool
-    """Whether the file has not changed since the run."""
+    """Whether the file exists and has not changed since the run ended."""
     kept_at: str | None
-    """Point of the last checkpoint of the run, or None if this checkpoint does not hold the file."""
+    """Point of the last checkpoint of the run, if this checkpoint holds the content of the file, else None."""
 
 
 def written_files(run: Run, root: Path, runs: Runs, checkpoints: Checkpoints) -> list[RunFile]:
@@ -434,10 +436,10 @@ def written_files(run: Run, root: Path, runs: Runs, checkpoints: Checkpoints) ->
 def written_content(
     run: Run, path: str, root: Path, checkpoints: Checkpoints, at: str | None = None
 ) -> tuple[bytes, str]:
-    """Return the content of a file that a run wrote, and a phrase that says where the content comes from.
+    """Return (content of the file `path` that a run wrote, phrase that says where the content comes from).
 
-    Without `at`, the content is read from the project, if the file has not changed since the run; else from the
-    last checkpoint that holds the file. With `at`, it is read from the checkpoint at this point.
+    If the point `at` is given, the content is read from the checkpoint at this point. Else it is read from the
+    project if the file has not changed since the run, or from the last checkpoint that holds the file.
     """
     if at is None and _in_project(run, root / path)[1]:
         return (root / path).read_bytes(), "as the run left it"
@@ -472,7 +474,7 @@ def _point_of(checkpoint: Checkpoint) -> str:
 
 
 def _in_project(run: Run, file: Path) -> tuple[int | None, bool]:
-    """Return the size of a file (None if the file does not exist), and whether the run was the last to write to it."""
+    """Return (size of a file, whether the run was the last to write to it); the size is None if there is no file."""
     try:
         status = file.stat()
     except OSError:

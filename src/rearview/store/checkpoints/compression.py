@@ -27,17 +27,17 @@ from rearview.errors import StoreError
 _HEAD = struct.Struct("<II8sQ")
 _KIND = (0x184D2A50, 16, b"RVZSTD01")
 MARK = _HEAD.pack(*_KIND, 0)[:-8]
-"""First bytes of every compressed object. Content that itself begins with these bytes is always compressed."""
+"""First bytes of the file of every compressed object. Content that begins with these bytes is always compressed."""
 LEVEL = 1
 """Level of zstd: the fastest ordinary level, because training runs on the same processor."""
 WINDOW_BITS = 20
-"""Bits of the window of zstd. It bounds the memory that a reader needs, even for a malicious file."""
+"""Binary logarithm of the bytes in zstd's window, which bounds a reader's memory even for a malicious file."""
 INPUT_CHUNK = 1 << 20
-"""Bytes that are compressed, or read from a file, at a time."""
+"""Bytes that are compressed at a time, or read at a time from a compressed file."""
 OUTPUT_CHUNK = 128 << 10
 """Bytes of content that are decompressed at a time."""
 SMALL_ENOUGH = 0.5
-"""Objects that compress to this share of their size or less are compressed to save space."""
+"""Objects that compress to this share of their size or less are always compressed, to save space."""
 TOO_LARGE = 0.7
 """Objects that compress to more than this share are never compressed: for trained weights and moments of an
 optimizer (0.92 to 0.96, in bfloat16 0.78), compressing costs processor time and saves little space."""
@@ -48,11 +48,11 @@ SAMPLE_BYTES = 1 << 10
 LEAST_TIMED_WRITE = 8 << 20
 """Writes of fewer bytes are not used to measure the disk: their time is mostly that of the sync."""
 FIRST_PAUSE, LONGEST_PAUSE = 16, 1024
-"""Saves during which a buffer that did not compress is not sampled: after the first failure, and at most."""
+"""Number of saves in which a buffer that did not compress is not sampled again: after its first failure, and at most."""
 
 
 def zstd_library() -> ModuleType:
-    """Return Python's own zstd module, or its backport before Python 3.14."""
+    """Return Python's own zstd module or, before Python 3.14, its backport; raise if it is not installed."""
     try:
         if sys.version_info >= (3, 14):
             from compression import zstd
@@ -69,7 +69,7 @@ def zstd_library() -> ModuleType:
 
 
 def compressor() -> Any:
-    """Return a zstd compressor with the level and window that objects have."""
+    """Return a zstd compressor with the level `LEVEL` and a window of 2**`WINDOW_BITS` bytes."""
     zstd = zstd_library()
     kind = zstd.CompressionParameter
     return zstd.ZstdCompressor(
@@ -78,11 +78,11 @@ def compressor() -> Any:
 
 
 class IncompressibleError(Exception):
-    """Raised if the compressed bytes of an object exceed the allowed size."""
+    """An object compresses to more bytes than the caller of `compress` allows."""
 
 
 def compress(view: memoryview, most: float) -> Iterator[memoryview]:
-    """Yield the bytes of the file of an object whose content is `view`, compressed.
+    """Yield, in pieces, the bytes of the compressed file of an object whose content is `view`.
 
     Raise `IncompressibleError` if the file would have more than `most` bytes. Compressing does not hold the
     interpreter lock.
@@ -99,9 +99,9 @@ def compress(view: memoryview, most: float) -> Iterator[memoryview]:
 
 
 def content_size(fd: int) -> int | None:
-    """Return the size of the content, in bytes, according to the header of a compressed object.
+    """Return the size of an object's uncompressed content in bytes, according to the header of its open file `fd`.
 
-    Return None if the object in the open file is not compressed.
+    Return None if the object is not compressed.
     """
     head = os.pread(fd, _HEAD.size, 0)
     if not head.startswith(MARK):
@@ -112,7 +112,9 @@ def content_size(fd: int) -> int | None:
 
 
 def decompress(fd: int, nbytes: int) -> Iterator[bytes]:
-    """Yield the content of a compressed object; raise OSError if the content does not have `nbytes` bytes.
+    """Yield, in pieces, the content of the compressed object in the open file `fd`.
+
+    Raise OSError if the file is damaged, or its content does not have `nbytes` bytes.
 
     Decompressing stops after `nbytes`, even if a malicious file would expand to more, and needs little memory.
     """
@@ -146,23 +148,23 @@ def decompress(fd: int, nbytes: int) -> Iterator[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class CompressionSample:
-    """Result of compressing a sample of an object."""
+    """Sizes before and after compressing a sample of an object, and the time that this took."""
 
     nbytes: int
     compressed: int
-    """Bytes after compressing."""
+    """Size of the compressed sample in bytes."""
     seconds: float
-    """Processor seconds."""
+    """Processor seconds that compressing the sample took."""
 
     @property
     def share(self) -> float:
-        """Compressed bytes per byte."""
+        """Size of the compressed sample divided by its original size."""
         return self.compressed / self.nbytes
 
 
 @dataclass(frozen=True, slots=True)
 class DiskSpeed:
-    """Recent speed of the disk of the store.
+    """Recent speed of the disk of the store: bytes written and the seconds that this took; old writes count less.
 
     >>> DiskSpeed().after(100, 1.0).after(300, 1.0).speed
     233.33333333333334
@@ -177,7 +179,7 @@ class DiskSpeed:
         return self.nbytes / self.seconds if self.seconds else None
 
     def after(self, nbytes: int, seconds: float) -> DiskSpeed:
-        """Return the speed after one more write; bytes and seconds of all earlier writes are halved."""
+        """Return the speed with one more write of `nbytes` bytes; bytes and seconds of earlier writes are halved."""
         return DiskSpeed(self.nbytes / 2 + nbytes, self.seconds / 2 + seconds)
 
 
@@ -204,14 +206,14 @@ def compression_pays(sample: CompressionSample, disk: DiskSpeed) -> bool:
 
 @dataclass(slots=True)
 class _Pause:
-    """The number of saves during which a buffer is not sampled, at its beginning (`length`) and now (`remaining`)."""
+    """A number of saves in which one buffer is not sampled: at first `length`, of which `remaining` are still to come."""
 
     length: int
     remaining: int
 
 
 class CompressionPolicy:
-    """Decides which buffers of one process to compress. Only one thread may use it at a time."""
+    """Decides which buffers to compress in the saves of one process. Only one thread may use an instance at a time."""
 
     def __init__(self) -> None:
         self.disk = DiskSpeed()
@@ -230,7 +232,7 @@ class CompressionPolicy:
             return None
 
     def predicted_share(self, key: str, view: memoryview) -> float | None:
-        """Return the share of its size to which `view` will compress, or None if compressing does not pay.
+        """Return the expected compressed size of `view` divided by its size, or None if compressing does not pay.
 
         `key` identifies the buffer in all saves: a buffer that did not compress is not sampled in the next saves.
         """
@@ -246,18 +248,21 @@ class CompressionPolicy:
         return None
 
     def pause_sampling(self, key: str) -> None:
-        """Record that a buffer does not compress, so that it is not sampled in the next saves."""
+        """Record that the buffer `key` does not compress, so that it is not sampled in the next saves."""
         pause = self._pauses.get(key)
         length = FIRST_PAUSE if pause is None else min(2 * pause.length, LONGEST_PAUSE)
         self._pauses[key] = _Pause(length, length)
 
     def add_write(self, nbytes: int, seconds: float) -> None:
-        """Update the speed of the disk by a write that took `seconds` until all bytes were on the device."""
+        """Update the speed of the disk by a write of `nbytes` bytes, which were on the device after `seconds`.
+
+        Small writes are ignored.
+        """
         if nbytes >= LEAST_TIMED_WRITE:
             self.disk = self.disk.after(nbytes, seconds)
 
     def sample(self, view: memoryview) -> CompressionSample:
-        """Compress a sample of `view`; return its sizes and the processor time."""
+        """Compress a sample of `view`; return the sizes of the sample and the processor time."""
         piece = min(SAMPLE_BYTES, len(view) // SAMPLE_PLACES)
         last = len(view) - piece
         began = time.thread_time()

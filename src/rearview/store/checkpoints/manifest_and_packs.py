@@ -1,8 +1,9 @@
 """The formats of a checkpoint on disk: its manifest, and the pack of its small parts.
 
-A manifest is one JSON document, `{"format": 1, "check": …, "body": {…}}`; `check` is the hash of the body's
-bytes. If a checkpoint has many parts, the table of its parts is in the pack, and the body only says where. So
-manifests are small, and many checkpoints can be listed quickly.
+A part is one piece of the bytes of a checkpoint, such as its skeleton or one buffer. A manifest is one JSON
+document, `{"format": 1, "check": …, "body": {…}}`; `check` is the hash of the body's bytes. If a checkpoint has
+many parts, the table of its parts is in the pack, and the body only says where the table is. So manifests are
+small, and many checkpoints can be listed quickly.
 
 A pack holds the small parts of one checkpoint, so that not every small part is a file::
 
@@ -39,7 +40,7 @@ PACK_END = b"RVPACKED"
 SLICE = 64
 """Alignment of slices in bytes: a cache line, which is more than any dtype needs."""
 GATHER = 1 << 20
-"""Bytes of slices that are collected for one write."""
+"""Bytes of slices that are collected before they are written together."""
 _ZEROS = bytes(SLICE)
 _FOOTER = struct.Struct("<QQ32s8s")
 
@@ -48,20 +49,20 @@ _PACK = re.compile(r"[^/\0]+/[^/\0]+")
 _LARGEST = 1 << 62
 
 Row = tuple[str, str, int, int | None, int]
-"""Key, oid, bytes, index of the pack in `packs` (None if the part is an object file), offset in the file."""
+"""One part: key, oid, number of bytes, index of its pack in `packs` (None if it has an object file), offset in the file."""
 
 
 class PartTable(msgspec.Struct, omit_defaults=True):
-    """Table of the parts of one checkpoint: the file, offset and hash of each."""
+    """Table of the parts of one checkpoint: the file, offset and hash of each part."""
 
     packs: list[str]
     rows: list[Row]
     sums: dict[str, str] = {}
-    """XXH3-128 hashes of the contents of object files, by oid."""
+    """Oid of a part that is an object file -> XXH3-128 hash of its content."""
 
 
 class ManifestBody(msgspec.Struct, omit_defaults=True):
-    """The facts of one checkpoint that its manifest stores."""
+    """The body of a manifest: the description of one checkpoint."""
 
     run: str
     seq: int
@@ -77,7 +78,7 @@ class ManifestBody(msgspec.Struct, omit_defaults=True):
     shrunk: int = 0
     parts: PartTable | None = None
     table: tuple[str, int, str, int] | None = None
-    """Oid, bytes, pack and offset of the table of parts, if the table is in the pack; else `parts` is set."""
+    """Oid, number of bytes, pack and offset of the table of parts if it is in a pack; if None, `parts` is the table."""
 
 
 class _ManifestFile(msgspec.Struct):
@@ -125,7 +126,7 @@ def unseal(data: bytes, name: str) -> ManifestBody:
 
 
 def _check_file_names(body: ManifestBody) -> None:
-    """Raise if a body names files outside the store, or offsets outside a file."""
+    """Raise if `body` has oids or names of packs that could lead outside the store, or impossible sizes or offsets."""
     if body.table is not None:
         oid, nbytes, pack, offset = body.table
         _check_pack(pack)
@@ -146,7 +147,7 @@ def _check_part(oid: str, nbytes: int, offset: int, pack: int, packs: int) -> No
 
 
 def tabulate(parts: Mapping[str, ObjectRef]) -> PartTable:
-    """Return the table of `parts`, which are references by key."""
+    """Return the table of the parts of a checkpoint; `parts` has the reference of each part by key."""
     packs: dict[str, int] = {}
     rows: list[Row] = [
         (
@@ -164,7 +165,7 @@ def tabulate(parts: Mapping[str, ObjectRef]) -> PartTable:
 def checkpoint_of(body: ManifestBody, read: Callable[[ObjectRef], bytes | bytearray]) -> Checkpoint:
     """Return the checkpoint that `body` describes.
 
-    If its table of parts is in a pack, the table is read by `read` when a part is first accessed.
+    If the table of its parts is in a pack, `read` reads the table when a part is first accessed.
     """
     return Checkpoint(
         id=f"{body.run}/{body.seq}",
@@ -183,7 +184,7 @@ def checkpoint_of(body: ManifestBody, read: Callable[[ObjectRef], bytes | bytear
 
 
 class LazyParts(Mapping[str, ObjectRef]):
-    """The parts of a checkpoint: a mapping of references whose table is read from the pack on first access."""
+    """Mapping from the key of each part of a checkpoint to its reference; the table of parts is read on first access."""
 
     def __init__(self, body: ManifestBody, read: Callable[[ObjectRef], bytes | bytearray]) -> None:
         assert body.table is not None
@@ -233,7 +234,7 @@ def _parts(table: PartTable | None) -> dict[str, ObjectRef]:
 
 
 class PackWriter:
-    """Writes the slices of one pack; a slice that equals an earlier one is not written again."""
+    """Writes the slices of one pack; a slice that equals an earlier slice is not written again."""
 
     def __init__(self, name: str, sink: Sink) -> None:
         self.name = name
@@ -244,7 +245,7 @@ class PackWriter:
         self._pending = 0
 
     def add(self, oid: str, view: memoryview) -> ObjectRef:
-        """Append a slice, whose hash is `oid`, and return its reference."""
+        """Append the slice `view`, whose hash is `oid`, and return its reference."""
         ref = self._refs.get(oid)
         if ref is None:
             self._append(view)
@@ -253,7 +254,7 @@ class PackWriter:
         return ref
 
     def close(self, body: bytes) -> None:
-        """End the pack with a copy of the manifest body of the checkpoint."""
+        """End the pack with `body`, a copy of the body of the checkpoint's manifest, and the footer."""
         self._append(memoryview(body))
         check = blake3(body).digest()
         self._slices.append(_FOOTER.pack(self._position - len(body), len(body), check, PACK_END))
@@ -274,7 +275,7 @@ class PackWriter:
 
 
 def pack_body(path: Path) -> bytes | None:
-    """Return the copy of the manifest body in the pack at `path`, or None if the pack is damaged."""
+    """Return the copy of the manifest body at the end of the pack `path`, or None if the copy is damaged or missing."""
     try:
         with path.open("rb") as file:
             file.seek(-_FOOTER.size, os.SEEK_END)

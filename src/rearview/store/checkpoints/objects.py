@@ -37,11 +37,11 @@ from rearview.store.project import COMPRESSED, Project
 READ_CHUNK = 1 << 20
 """Bytes that are read and then hashed at a time: few enough to be in the processor's cache when hashed."""
 OID_DIGITS = 64
-"""Hexadecimal digits of an oid."""
+"""Number of hexadecimal digits of an oid."""
 MOST_OPEN = 128
-"""Most files of a batch that are open before they are synced; a process may have 1024 open files."""
+"""Files of a batch that are kept open until they are synced and closed together; a process may have 1024 open files."""
 LARGEST_SHARE = 0.9
-"""If an object compresses to more than this share of its size, it is stored uncompressed, even if its sample was smaller."""
+"""If an object compresses to more than this share of its size, it is stored uncompressed, even if its sample compressed better."""
 
 
 def digest(data: Any) -> str:
@@ -54,12 +54,12 @@ def digest(data: Any) -> str:
 
 
 def reference_of(view: memoryview) -> ObjectRef:
-    """Return the reference of the object whose content is `view`."""
+    """Return the reference (oid, size and sum) of the object whose content is `view`."""
     return ObjectRef(digest(view), len(view), sum=xxhash.xxh3_128_hexdigest(view))
 
 
 def as_bytes(buffer: Any) -> memoryview:
-    """Return the bytes of any contiguous buffer."""
+    """Return a view of the bytes of any contiguous buffer; the bytes are not copied."""
     view = buffer if type(buffer) is memoryview else memoryview(buffer)
     if view.format == "B" and view.ndim == 1:
         return view
@@ -75,15 +75,15 @@ class Objects:
         self._packs = os.fspath(project.packs)
 
     def path(self, oid: str) -> Path:
-        """Return the path of the file of the object `oid`, even if it does not exist."""
+        """Return the path that the file of the object `oid` has, or would have."""
         return Path(self._objects, oid[:2], oid[2:])
 
     def pack_path(self, pack: str) -> Path:
-        """Return the path of the file of a pack, even if it does not exist."""
+        """Return the path that the file of the pack named `pack` has, or would have."""
         return Path(self._packs, f"{pack}.pack")
 
     def put(self, data: Any) -> ObjectRef:
-        """Store `data` and return its reference; when this returns, the bytes are on the device."""
+        """Store `data` as an object and return its reference; when this returns, the bytes are on the device."""
         with Batch(self) as batch:
             ref = batch.put(data)
             batch.commit()
@@ -98,7 +98,7 @@ class Objects:
             raise self._damaged(ref, exc.strerror or str(exc)) from exc
         finally:
             os.close(fd)
-        if available < ref.nbytes:  # before memory for all bytes is allocated
+        if available < ref.nbytes:  # checked before memory for `ref.nbytes` is allocated
             raise self._damaged(
                 ref, f"the file ends after {max(available, 0)} of {ref.nbytes} bytes"
             )
@@ -112,8 +112,8 @@ class Objects:
     def read_into(self, ref: ObjectRef, buffer: Any) -> None:
         """Fill `buffer` with the bytes of the object `ref`, and check them; the sizes must be equal.
 
-        The check compares `ref.sum` if the reference has a sum, else the oid. The sum detects damage equally well,
-        in a seventh of the time.
+        The bytes are hashed and compared with `ref.sum` (XXH3) if it is set, else with the oid (BLAKE3). The sum
+        detects damage equally well, in a seventh of the time.
         """
         view = as_bytes(buffer)
         if len(view) != ref.nbytes:
@@ -129,7 +129,7 @@ class Objects:
         self._checked(replace(ref, sum=""), None)
 
     def ref(self, oid: str) -> ObjectRef:
-        """Return the reference of the object `oid`, with the size of its content."""
+        """Return the reference of the object `oid`, with the size of its content; raise if it has no file of its own."""
         fd = os.open(self.path(oid), os.O_RDONLY | os.O_CLOEXEC)
         try:
             return ObjectRef(oid, _size(fd))
@@ -137,13 +137,13 @@ class Objects:
             os.close(fd)
 
     def has(self, oid: str) -> bool:
-        """Return True if the object `oid` has a file of its own."""
+        """Return True if the object `oid` has a file of its own; objects in packs have none."""
         return self.path(oid).exists()
 
     def touch(self, ref: ObjectRef) -> bool:
-        """Mark the file of `ref` as in use now; return False if the file does not exist.
+        """Mark the file of the object `ref` as in use; return True, or False if the file does not exist.
 
-        The mark prevents a concurrent garbage collection from removing the file.
+        The mark is the modification time, which is set to now. Then garbage collection does not remove the file.
         """
         try:
             os.utime(self.name(ref))
@@ -158,13 +158,13 @@ class Objects:
         return Path(self.name(ref))
 
     def name(self, ref: ObjectRef) -> str:
-        """Return the same file as `file` does, as a string: constructing a Path is too slow during a save."""
+        """Return the path that `file` returns, but as a string: constructing a Path is too slow during a save."""
         if ref.pack is None:
             return f"{self._objects}/{ref.oid[:2]}/{ref.oid[2:]}"
         return f"{self._packs}/{ref.pack}.pack"
 
     def delete(self, oid: str) -> int:
-        """Remove the object `oid`; return the bytes freed on disk, 0 if the object does not exist."""
+        """Remove the file of the object `oid`; return the bytes freed on disk, 0 if the file does not exist."""
         path = self.path(oid)
         try:
             size = path.stat().st_size
@@ -184,7 +184,7 @@ class Objects:
                     yield oid
 
     def packs(self) -> Iterator[str]:
-        """Yield the name of every pack."""
+        """Yield the name of every pack, such as `<run>/<seq>-1a2b3c4d`."""
         for folder in _entries(self.project.packs):
             if folder.is_dir(follow_symlinks=False):
                 for entry in _entries(Path(folder.path)):
@@ -232,15 +232,16 @@ class Objects:
 class Batch:
     """Objects that are stored together: `put` writes each one, `commit` syncs the files and gives them their names.
 
-    If there is a `policy`, it decides which objects to compress. Without `commit`, no object remains.
+    If there is a `policy`, it decides which objects to compress. If the `with` block ends before `commit`, no object
+    is stored.
     """
 
     def __init__(self, objects: Objects, policy: CompressionPolicy | None = None) -> None:
         self.objects = objects
         self.stored = 0
-        """Bytes written, without objects that were stored before."""
+        """Bytes written to disk; objects that were stored already are not written again."""
         self.shrunk = 0
-        """Bytes saved by compressing."""
+        """Bytes of disk space saved by compressing objects."""
         self._policy = policy
         self._compressed = False
         self._plain = 0
@@ -252,7 +253,7 @@ class Batch:
     def put(self, data: Any, ref: ObjectRef | None = None, key: str = "") -> ObjectRef:
         """Store `data` as an object, unless the object exists already, and return its reference.
 
-        The caller may pass the reference as `ref`, so that `data` is not hashed again. By `key`, the compression
+        The caller may pass this reference as `ref`, so that `data` is not hashed again. By `key`, the compression
         policy recognizes the buffer in the next save.
         """
         view = as_bytes(data)
@@ -296,7 +297,7 @@ class Batch:
 
     @contextlib.contextmanager
     def sink(self, path: Path | str, *, size: int) -> Iterator[Sink]:
-        """Open a new file; `commit` gives it its name together with the objects."""
+        """Provide a new file to be written in the `with` block; `commit` gives it the name `path`."""
         sink = Sink(path, size=size)
         try:
             yield sink
@@ -311,7 +312,7 @@ class Batch:
                 written.sync()
 
     def commit(self) -> None:
-        """Sync every file and give it its name; before, readers find none of the files."""
+        """Sync every file, then give every file its name; until then, readers find none of the files."""
         with self.disk_errors(f"A batch of {len(self._open)} objects"):
             began = time.perf_counter()
             for sink in self._open:
@@ -328,7 +329,7 @@ class Batch:
 
     @contextlib.contextmanager
     def disk_errors(self, subject: str) -> Iterator[None]:
-        """Turn an OSError into an error that tells the user what to do; `subject` could not be written."""
+        """Convert an OSError of the `with` block to an error that says that `subject` was not written, and what to do."""
         try:
             yield
         except OSError as exc:
@@ -348,7 +349,7 @@ class HashAhead:
 
     def __init__(self, views: Sequence[memoryview]) -> None:
         self.cpu = 0.0
-        """Processor seconds of the thread."""
+        """Processor seconds that the thread used."""
         self._views = views
         self._position = 0
         self._stopped = False
@@ -356,7 +357,7 @@ class HashAhead:
         self._thread: threading.Thread | None = None
 
     def next(self) -> ObjectRef:
-        """Return the reference of the next of the `views`."""
+        """Return the reference of the next view, with its hash; the first call returns that of the first view."""
         view = self._views[self._position]
         self._position += 1
         if self._thread is None:
@@ -372,7 +373,7 @@ class HashAhead:
             try:
                 thread.start()
             except RuntimeError:
-                return self  # the interpreter is ending and starts no threads: hash in `next`
+                return self  # the interpreter is ending and starts no threads: `next` hashes
             self._thread = thread
         return self
 
@@ -403,15 +404,16 @@ def content_hash(file: Path) -> str:
 
 
 def _size(fd: int) -> int:
-    """Return the size of the content of an object, given its open file, in bytes."""
+    """Return the size in bytes of the uncompressed content of the object in the open file `fd`."""
     claimed = content_size(fd)
     return os.fstat(fd).st_size if claimed is None else claimed
 
 
 def _read_checked(fd: int, ref: ObjectRef, into: memoryview | None) -> str:
-    """Read the object `ref` from an open file, into `into` unless this is None; return the hash of the content.
+    """Read the object `ref` from an open file; return the hash of its content.
 
-    The hash is XXH3-128, to be compared with `ref.sum`; or BLAKE3, as `ref.oid`, if there is no sum.
+    The content is written to `into` unless this is None. The hash is XXH3-128, to be compared with `ref.sum`; or
+    BLAKE3, to be compared with `ref.oid`, if `ref.sum` is empty.
     """
     hasher = xxhash.xxh3_128() if ref.sum else blake3()
     claimed = content_size(fd) if ref.pack is None else None
@@ -434,7 +436,10 @@ def _read_checked(fd: int, ref: ObjectRef, into: memoryview | None) -> str:
 
 
 def _read_compressed(fd: int, nbytes: int, into: memoryview | None, hasher: Any) -> str:
-    """Do what `_read_checked` does, for a compressed object."""
+    """Read a compressed object with `nbytes` bytes of content from an open file; return the hash of its content.
+
+    The content is written to `into` unless this is None; `hasher` computes the hash.
+    """
     at = 0
     for piece in decompress(fd, nbytes):
         hasher.update(piece)

@@ -24,7 +24,7 @@ from rearview.store.runs import FORMAT, Runs, labels_of
 from rearview.store.versions.versions import Versions
 
 FOLDER = "removed"
-"""Folder of a store that holds the runs being removed."""
+"""Folder of a store that holds the folders of runs whose removal is not complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +35,14 @@ class RunRemoval:
     checkpoints: int
     replays: tuple[str, ...]
     nbytes: int
-    """Bytes of its records and replays; the bytes of its checkpoints are freed by garbage collection."""
+    """Bytes of the run's records and replays; garbage collection frees the bytes of its checkpoints later."""
 
 
 def removal_of(project: Project, run: str, *, together: Collection[str] = ()) -> RunRemoval:
     """Return how much the removal of a run would remove; raise if the run is in use.
 
-    A run is in use if it is running, if another run was started from it, or if it holds files of the user's
-    project. The runs in `together` will be removed, too, and do not count.
+    A run is in use if it is running, if another run was started from it, or if its folder holds files of the user's
+    project. Runs in `together` are removed at the same time; that they were started from this run does not matter.
     """
     runs = Runs(project)
     _refuse_if_used(runs, run, together)
@@ -54,7 +54,7 @@ def removal_of(project: Project, run: str, *, together: Collection[str] = ()) ->
 
 
 def remove(project: Project, versions: Versions, run: str) -> None:
-    """Remove a run for which `removal_of` did not raise; garbage collection frees the objects that only it used."""
+    """Remove a run for which `removal_of` did not raise; garbage collection later frees objects that only this run used."""
     removed_runs = project.store / FOLDER
     try:
         make_folder(removed_runs)
@@ -65,7 +65,7 @@ def remove(project: Project, versions: Versions, run: str) -> None:
 
 
 def unfinished(project: Project) -> list[tuple[str, str]]:
-    """Return id and name of each run whose removal was interrupted."""
+    """Return (id, name that the user gave) of each run whose removal was interrupted."""
     removed_runs = project.store / FOLDER
     folders = sorted(removed_runs.iterdir()) if removed_runs.is_dir() else []
     return [
@@ -75,7 +75,7 @@ def unfinished(project: Project) -> list[tuple[str, str]]:
 
 
 def finish_removals(project: Project, versions: Versions) -> None:
-    """Complete interrupted removals."""
+    """Remove the replays, checkpoints, versions and folders of the runs whose folders are in `.rearview/removed/`."""
     for run, _ in unfinished(project):
         folder = project.store / FOLDER / run
         derived = {str(line.get("version")) for line in _replay_lines(folder)}
@@ -91,14 +91,14 @@ def finish_removals(project: Project, versions: Versions) -> None:
 
 
 def drop_empty_packs(project: Project, runs: Collection[str]) -> None:
-    """Remove the pack folders of removed runs, if garbage collection has emptied them."""
+    """Remove the folders of packs of the removed `runs`, if garbage collection has emptied them."""
     for run in runs:
         with contextlib.suppress(OSError):  # the folder still holds packs, or does not exist
             (project.packs / run).rmdir()
 
 
 def _refuse_if_used(runs: Runs, run: str, together: Collection[str]) -> None:
-    """Raise if a run is in use, as `removal_of` says."""
+    """Raise if a run is in use, as the docstring of `removal_of` defines it."""
     with contextlib.suppress(DamagedError):  # a damaged run can be removed, too
         if runs.get(run).status is Status.RUNNING:
             raise UsageError(
@@ -126,18 +126,18 @@ def _refuse_if_used(runs: Runs, run: str, together: Collection[str]) -> None:
 
 
 def _replay_lines(folder: Path) -> Iterator[dict[str, object]]:
-    with contextlib.suppress(RearviewError):  # of a newer format: its replays are not removed
+    with contextlib.suppress(RearviewError):  # a newer Rearview wrote the file: keep the replays
         yield from read_lines(folder / "replays.jsonl", FORMAT)
 
 
 def _replays(folder: Path) -> list[str]:
-    """Return the ids of the replays of a run; leave out ids that are a path to another folder."""
+    """Return the ids of the replays of the run in `folder`, without ids that are a path to another folder."""
     ids = dict.fromkeys(str(line.get("replay", "")) for line in _replay_lines(folder))
     return [name for name in ids if name and name == Path(name).name and name != ".."]
 
 
 def _derived_in_use(project: Project) -> set[str]:
-    """Return the derived versions that remaining runs or their replays use."""
+    """Return the derived versions (with probes added) that the remaining runs or their replays use."""
     runs = Runs(project)
     used: set[str] = set()
     for run in runs.ids():
@@ -160,7 +160,7 @@ def _size(folder: Path) -> int:
 
 
 def _delete(path: Path) -> None:
-    """Remove a folder, or a link of this name; never the target of a link."""
+    """Remove the folder at `path` with its content; if `path` is a link or file, remove only the link or file."""
     if path.is_symlink() or path.is_file():
         path.unlink()
     elif path.is_dir():

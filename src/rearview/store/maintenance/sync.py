@@ -29,18 +29,18 @@ _ATTEMPTS = 3
 
 
 class Pointer(msgspec.Struct, frozen=True):
-    """A file at a remote: the last run of one command, and the files of this run."""
+    """Content of a file at a remote that names the last run of one command, and the files of this run."""
 
     format: int
     """Format of the store from which the run was pushed."""
     run: str
     version: str
     files: tuple[str, ...]
-    """Keys to fetch: paths below `.rearview`. The source is at `versions/<version>`."""
+    """Paths below `.rearview`, which are also keys at the remote. The source of the run is at `versions/<version>`."""
 
 
 def command_key(target: str, args: Sequence[str]) -> str:
-    """Return the key of the pointer to the last run of a command.
+    """Return the key at a remote of the pointer to the last run of the command `target` with `args`.
 
     >>> command_key("train.py", ["--lr", "1"]) == command_key("train.py", ["--lr", "2"])
     False
@@ -54,7 +54,8 @@ def push(
 ) -> int:
     """Send to `remote` all files that are needed to resume `run`; return the number of bytes sent.
 
-    May be called again while the run continues: `pushed` remembers the files that the remote has, by path.
+    The pointer is stored at `key`. This function may be called again while the run continues: it remembers in
+    `pushed`, by path, the files that the remote has.
     """
     pushed = {} if pushed is None else pushed
     run_facts = Runs(project).get(run)
@@ -77,7 +78,7 @@ def push(
 
 
 def _send(project: Project, path: str, remote: Remote, pushed: dict[str, object]) -> int:
-    """Send one file if the remote does not have it; return the number of bytes sent."""
+    """Send the file `path` unless the remote has its current content, as `pushed` says; return the bytes sent."""
     local = project.store / path
     if not path.startswith("runs/"):  # objects and manifests never change
         if path in pushed:
@@ -89,14 +90,14 @@ def _send(project: Project, path: str, remote: Remote, pushed: dict[str, object]
     size_and_time = (facts.st_size, facts.st_mtime_ns)
     if pushed.get(path) == size_and_time:
         return 0
-    # send a copy: the run may append to the file, and the remote compares what it received with the file
+    # send a copy: the run may append to the file while the remote compares its bytes with the file
     size = _put(remote, path, local.read_bytes())
     pushed[path] = size_and_time
     return size
 
 
 def pending_runs(remote: Remote) -> dict[str, str]:
-    """Return a mapping from each run at a remote to the key of its pointer; the newest run is last."""
+    """Return the runs at a remote that can be pulled, as a mapping: run id -> key of its pointer; the newest run is last."""
     runs = {}
     for key in remote.list("commands/"):
         pointer = msgspec.json.decode(_get(remote, key), type=Pointer)
@@ -105,9 +106,9 @@ def pending_runs(remote: Remote) -> dict[str, str]:
 
 
 def pull(project: Project, remote: Remote, key: str) -> str | None:
-    """Copy the last run of a command into the store.
+    """Copy the last run of a command from a remote into the store.
 
-    `key` is the key of its pointer. Return the id of the run, or None if the remote has no such pointer.
+    `key` is the key of the command's pointer. Return the id of the run, or None if the remote has no such pointer.
     """
     if remote.stat(key) is None:
         return None
@@ -138,7 +139,7 @@ def pull(project: Project, remote: Remote, key: str) -> str | None:
 
 
 def _adopt(project: Project, remote: Remote, name: str, version: str) -> None:
-    """Fetch a version from a remote and store it under `name`; raise if it has another hash."""
+    """Fetch `version` from a remote and store it for the run `name`; raise if what arrived has another hash."""
     packed = msgspec.msgpack.decode(
         _get(remote, f"versions/{version}"), type=dict[str, tuple[str, bytes]]
     )
@@ -152,7 +153,7 @@ def _adopt(project: Project, remote: Remote, name: str, version: str) -> None:
 
 
 def _check_names(pointer: Pointer, key: str) -> None:
-    """Raise if a pointer names files outside the folders of runs."""
+    """Raise if the pointer with this key names files outside the store's folders for files of runs."""
     for name in (*pointer.files, f"runs/{pointer.run}"):
         parts = name.split("/")
         if parts[0] not in _FOLDERS or len(parts) < 2 or any(p in {"", ".", ".."} for p in parts):

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from rearview.store.tables.answer_queries import Tables
 
 GONE = ".gone-"
-"""Prefix of the name of a file that is being removed."""
+"""Prefix of the name of a file while garbage collection removes the file."""
 SLACK = 2.0
 """Seconds that file times may lag behind the clock."""
 RECORDING = 60.0
@@ -64,7 +64,7 @@ class ThinningCandidate:
     id: str
     run: str
     at: float
-    """Computing seconds from the start of the run to this checkpoint; its number if the seconds are unknown."""
+    """Approximate seconds from the start of the run to this checkpoint."""
     frees: int
     """Approximate number of bytes that the removal of this checkpoint frees."""
     promised: bool = False
@@ -74,8 +74,8 @@ class ThinningCandidate:
 def thin(candidates: Iterable[ThinningCandidate], *, excess: int) -> list[str]:
     """Return the ids of checkpoints whose removal, in this order, frees at least `excess` bytes.
 
-    The last checkpoint of a run, from which the run would resume, is never removed, and no promised
-    checkpoint. Fewer bytes are freed if no other checkpoint remains.
+    The last checkpoint of a run, from which the run would resume, and promised checkpoints are not among them. If
+    too few checkpoints remain, fewer bytes are freed.
 
     >>> four = [ThinningCandidate(str(i), "r", float(t), 10) for i, t in enumerate((10, 20, 21, 40))]
     >>> thin(four, excess=10)
@@ -106,7 +106,7 @@ def thin(candidates: Iterable[ThinningCandidate], *, excess: int) -> list[str]:
 
 
 class _Chain:
-    """A linked list of the checkpoints of one run, by index; index -1 is the start of the run."""
+    """A linked list of the checkpoints of one run, given by their indices; index -1 is the start of the run."""
 
     def __init__(self, checkpoints: Sequence[ThinningCandidate]) -> None:
         self.checkpoints = checkpoints
@@ -116,7 +116,10 @@ class _Chain:
         """How often a neighbour of each checkpoint was removed; -1 for a removed checkpoint."""
 
     def offer(self, queue: list[tuple[float, int, int, int]], number: int, index: int) -> None:
-        """Queue the checkpoint at `index`, by the cost of its removal per freed byte, unless it must be kept."""
+        """Add the checkpoint at `index` to `queue`, sorted by cost of its removal per freed byte, unless it must be kept.
+
+        `number` is the number of this chain, which is stored in the queue.
+        """
         if self.checkpoints[index].promised or self.after[index] >= len(self.checkpoints):
             return
         before = self.checkpoints[self.before[index]].at if self.before[index] >= 0 else 0.0
@@ -154,7 +157,7 @@ def expected_replay(times: Sequence[float], end: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Freed:
-    """What a garbage collection removed, or would remove in a dry run."""
+    """Checkpoints, files and bytes that a garbage collection removed, or would remove in a dry run."""
 
     checkpoints: tuple[str, ...] = ()
     files: int = 0
@@ -176,9 +179,9 @@ def gc(
 ) -> Freed:
     """Remove checkpoints until the rest fits `budget` bytes, and remove files that nothing refers to.
 
-    `referenced` returns the oids that records name. Runs and checkpoints whose ids are in `keep` are never
-    removed, even if the budget is exceeded. Runs in `without` are about to be removed: files that only their
-    checkpoints use are removed. With `dry` nothing is changed.
+    `referenced` returns the oids that records name. Checkpoints whose own id or run is in `keep` are never removed,
+    even if the budget is exceeded. Runs in `without` are about to be removed: files that only their checkpoints use
+    are removed. With `dry`, nothing is changed.
     """
     if not dry:
         restore_renamed(project)
@@ -231,10 +234,10 @@ def gc(
 def _superfluous_states(
     project: Project, room: int | None, cutoff: float
 ) -> Iterator[tuple[Path, int]]:
-    """Yield the folder and the bytes of each stored state of a cell that is to be removed.
+    """Yield (folder, number of bytes) of each stored state of a cell that is to be removed.
 
-    These are incomplete states, and the oldest complete ones if all together have more than `room` bytes. A
-    replay of many versions that needs a removed state computes the state again.
+    These are incomplete states older than the time `cutoff`, and, if all complete states have more than `room` bytes,
+    the oldest of these. A replay of many versions that needs a removed state computes the state again.
     """
     states = project.store / "multiversion" / "states"
     complete: list[tuple[float, Path, int]] = []
@@ -304,9 +307,9 @@ def _checkpoints_to_remove(
 
 
 def _times_in_run(checkpoints: list[Checkpoint]) -> dict[str, float]:
-    """Return a mapping from the id of each checkpoint to its seconds since the start of the run.
+    """Return a mapping: checkpoint id -> approximate seconds from the start of its run to the checkpoint.
 
-    If the clock was set back during a run, the seconds still grow from checkpoint to checkpoint.
+    If the clock was set back during a run, the seconds still do not decrease from checkpoint to checkpoint.
     """
     seconds_by_id: dict[str, float] = {}
     for run in {checkpoint.run for checkpoint in checkpoints}:
@@ -322,7 +325,7 @@ def _times_in_run(checkpoints: list[Checkpoint]) -> dict[str, float]:
 
 
 def _readable(checkpoints: Checkpoints, run: str) -> list[Checkpoint]:
-    """Return the checkpoints of `run`; raise if one is unreadable, because the files that it uses are unknown."""
+    """Return the checkpoints of `run`; raise if a manifest is unreadable, because the files it names are unknown."""
     readable = checkpoints.of(run)
     folder = checkpoints.project.checkpoints / run
     manifests = [name for name in folder.iterdir() if name.suffix == ".json"]
@@ -340,7 +343,10 @@ def _readable(checkpoints: Checkpoints, run: str) -> list[Checkpoint]:
 
 
 def _files(project: Project) -> dict[Path, tuple[int, int]]:
-    """Return size and modification time of every object and pack, and of files that killed saves left unfinished."""
+    """Return the files of all objects and packs, and files that killed saves left unfinished, as a mapping.
+
+    It maps path -> (bytes, modification time in nanoseconds).
+    """
     files: dict[Path, tuple[int, int]] = {}
     for root in (project.objects, project.packs, project.checkpoints):
         for folder, _, names in os.walk(root):
@@ -391,7 +397,7 @@ def restore_renamed(project: Project) -> None:
 
 
 def _is_recording(project: Project, now: float) -> bool:
-    """Return True if a run of the project shows signs of life."""
+    """Return True if a run of the project has not ended and its heartbeat is less than a minute old at time `now`."""
     for beat in project.runs.glob("*/heartbeat"):
         with contextlib.suppress(OSError):
             if now - beat.stat().st_mtime < RECORDING and not (beat.parent / "end.json").exists():
@@ -400,7 +406,7 @@ def _is_recording(project: Project, now: float) -> bool:
 
 
 def _clock(project: Project) -> float:
-    """Return the time by the clock of the store's file system, which another machine may provide."""
+    """Return the time in seconds by the clock of the store's file system, which may run on another machine."""
     probe = project.writing / f".clock-{os.getpid()}-{os.urandom(4).hex()}"
     try:
         make_folder(probe.parent)
@@ -417,9 +423,9 @@ def _clock(project: Project) -> float:
 
 
 def fit_budget(project: Project, budget: int, run: str) -> Freed:
-    """Remove unreferenced files, and checkpoints until the rest fits `budget` bytes.
+    """Remove checkpoints until the rest fits `budget` bytes, and remove unreferenced files.
 
-    Checkpoints of `run` may be removed although it is recording. All other runs that are recording keep
+    Checkpoints of `run` may be removed although the run is recording. All other runs that are recording keep
     their checkpoints, because their next saves refer to files of earlier checkpoints.
     """
     recording_ids = [each.id for each in Runs(project).all() if each.status is Status.RUNNING]

@@ -82,7 +82,7 @@ def check_record_files(duck: Duck, folder: Path) -> Iterator[FileCheck]:
 
 
 def _check_lines(file: Path) -> FileCheck:
-    """Return the result of checking a file of records that is not sealed yet."""
+    """Return the result of checking a file of records that has JSON lines, not Parquet."""
     scanned = scan(file)
     if scanned.header.format >= CHECKED:
         return FileCheck(
@@ -99,17 +99,17 @@ def _check_lines(file: Path) -> FileCheck:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One file that is damaged."""
+    """One damaged file, and how it was repaired."""
 
     path: Path
     what: str
     """The damage in words."""
     done: str = ""
-    """How the file was repaired; empty if it was not repaired."""
+    """Words that say how the file was repaired; empty if it was not repaired."""
     lost: tuple[str, ...] = ()
-    """Checkpoints that cannot be loaded because of the damage."""
+    """Ids of checkpoints that cannot be loaded because of the damage."""
     run: str = ""
-    """Run to which the file belongs; empty if it is not of a single run."""
+    """Id of the run to which the file belongs; empty if it does not belong to a single run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether every problem was repaired, or there was none."""
+        """Whether no file is damaged any more: there was no problem, or each was repaired."""
         return all(problem.done for problem in self.problems)
 
 
@@ -142,8 +142,8 @@ def verify(
     """Check every byte of the store; with `repair`, rebuild damaged files or move them to `.rearview/damaged/`.
 
     `versions` reads the source of the project's versions, which may be in the user's git. `fetch(oid)` returns
-    a copy of an object from a remote, or None if the remote has none. `progress` is called with the number of
-    bytes checked so far.
+    the bytes of an object from a remote, or None if the remote does not have the object. `progress` is called with
+    the number of bytes checked so far.
     """
     sources = versions or Versions(project, Settings())
     check = _Check(project, repair, fetch, progress or (lambda _: None), sources)
@@ -171,7 +171,7 @@ def verify(
 
 @dataclass(slots=True)
 class _Check:
-    """A check of a store. Each method checks one part of the store, and adds damaged files to `problems`."""
+    """A check of a store. Each method checks some files of the store, and adds damaged files to `problems`."""
 
     project: Project
     repair: bool
@@ -186,7 +186,7 @@ class _Check:
     unchecked: int = 0
     packs: set[str] = field(default_factory=set)
     verdicts: dict[ObjectRef, str] = field(default_factory=dict)
-    """Mapping from a part of a checkpoint to its damage in words, empty if the part is intact."""
+    """Reference of an object, or of a slice of a pack -> its damage in words, empty if it is intact."""
 
     def format(self) -> None:
         try:
@@ -265,7 +265,7 @@ class _Check:
                 self._note(path, str(exc), f"{repair}; {lost_facts} are lost" if repair else "")
 
     def _lines(self, path: Path) -> None:
-        """Check a file of JSON lines, each of which has a checksum."""
+        """Check the file `path` of JSON lines, each of which has a checksum."""
         damaged = damaged_lines(path, FACTS)
         if not damaged:
             return
@@ -301,7 +301,7 @@ class _Check:
             self._note(path, str(exc), f"{repair}; {loss}" if repair else "")
 
     def _without_damage(self, file: Path) -> str:
-        """Return how a damaged file of records was repaired, or "" without `repair`.
+        """Repair a damaged file of records; return in words how, or "" if the check is not to repair.
 
         The file is moved to `.rearview/damaged/`, and its intact records are written to a new file of its name.
         """
@@ -315,7 +315,7 @@ class _Check:
         return f"{repair}; intact records stay"
 
     def cell_states(self) -> None:
-        """Check the states and measurements of cells that replays of many versions keep."""
+        """Check the states of cells that replays of many versions have stored, and the file of measurements of cells."""
         multiversion_folder = self.project.store / "multiversion"
         for folder in self._folders(multiversion_folder / "states"):
             damage = _state_damage(folder)
@@ -349,7 +349,7 @@ class _Check:
                 )
                 self._note(path, text, repair)
         except (VersionError, OSError) as exc:
-            self._note(self.project.store / "versions.git_database", str(exc))
+            self._note(self.project.store / "versions.git", str(exc))
 
     def single_objects(self) -> None:
         """Check the objects that are files of their own; small objects are in packs, with their manifests."""
@@ -419,7 +419,7 @@ class _Check:
             self._note(path, f"a part is lost: {damage}", self._aside(path), lost=(checkpoint.id,))
 
     def _judge(self, ref: ObjectRef) -> str:
-        """Return the damage of a part in words, or "" for an intact part; each part is read only once."""
+        """Read the object or slice `ref`, if it was not read before; return its damage in words, or "" if intact."""
         verdict = self.verdicts.get(ref)
         if verdict is None:
             verdict = ""
@@ -433,7 +433,7 @@ class _Check:
         return verdict
 
     def _bring_back(self, ref: ObjectRef) -> bool:
-        """Replace a damaged object by a copy from the remote; return True if that succeeded."""
+        """Replace the damaged object `ref` by a copy from the remote, if repairing; return True if that succeeded."""
         if not self.repair or self.fetch is None or ref.pack is not None:
             return False
         store = Objects(self.project)
@@ -451,7 +451,7 @@ class _Check:
         return True
 
     def _aside(self, path: Path) -> str:
-        """If repairing, move a file to `.rearview/damaged/` and return its new place in words, else return ""."""
+        """If repairing, move a file to `.rearview/damaged/` and return a phrase with its new path; else return ""."""
         if not self.repair:
             return ""
         target = self.project.damaged / path.relative_to(self.project.store)
@@ -469,7 +469,7 @@ class _Check:
 
 
 def _state_damage(folder: Path) -> str:
-    """Return the damage of a stored state of a cell in words, or "" if the state is complete."""
+    """Return in words the damage of the stored state of a cell in `folder`, or "" if the state is complete."""
     try:
         facts = json.loads((folder / "complete.json").read_text("utf-8"))
         size = (folder / "namespace").stat().st_size
@@ -491,7 +491,7 @@ def _is_json(line: bytes) -> bool:
 
 
 def _run_of(path: Path, project: Project) -> str:
-    """Return the run whose folder of records, packs or manifests contains `path`, or "" if no such folder does."""
+    """Return the id of the run whose folder of records, packs or manifests contains `path`, or "" if there is none."""
     for folder in (project.runs, project.packs, project.checkpoints):
         if path.is_relative_to(folder):
             return path.relative_to(folder).parts[0]

@@ -36,13 +36,14 @@ _RESERVED = {*_FACTS, "tags", "tag", "seconds", "run"}
 
 
 def last_value_sql(selected: SelectedRecords, name: str) -> tuple[str, str]:
-    """Return SQL for the last value of `name` in each run (columns `run` and `v`), and the kind of the values.
+    """Return (SQL for the last value of `name` in each run, kind of the values); the SQL columns are `run` and `v`.
 
     The last value is last in the order of execution. Values of replays that were not exact are ignored.
     """
     table_query = TableQuery(selected, [name], origins=False)
     text = table_query.sql(None)
-    at = len(table_query.labels) - (2 if table_query.mark else 1)  # after the run and its loops
+    # the column of the values is the last one, except for the column of unproved values
+    at = len(table_query.labels) - (2 if table_query.mark else 1)
     columns = ", ".join(f"c{k}" for k in range(len(table_query.labels)))
     numbered = f"SELECT *, row_number() OVER () AS n FROM ({text}) AS q({columns})"
     last = f"SELECT c0 AS run, arg_max(c{at}, n) AS v FROM ({numbered}) GROUP BY c0"
@@ -54,9 +55,9 @@ def matching_sql(
 ) -> str:
     """Return SQL for the runs for which `where` is true, ordered by `order`, or by their start if `order` is None.
 
-    `where` and `order` may mention every column of `runs`, `seconds`, arguments, and the last value of every logged
-    name. `where` may also mention `tag`: a run is selected if the condition is true for one of its tags. If an
-    argument has the name of a fact of runs, its column is `name_arg`; that of a logged name is `name_logged`.
+    `where` and `order` may mention every column of the SQL table `runs`, `seconds` (duration of the run), arguments,
+    and the last value of every logged name. `where` may also mention `tag`: a run is selected if the condition is true
+    for one of its tags. If an argument or logged name is also a column of `runs`, it is `name_arg` or `name_logged`.
     """
     taken_labels = set(_RESERVED)
     logged = list(_labelled(selected.catalogue.names, taken_labels, "_logged"))
@@ -112,7 +113,7 @@ def _unknown_column(column: str, column_names: Iterable[str]) -> UsageError:
 
 
 def known_columns(selected: SelectedRecords) -> str:
-    """Return in words the columns that a condition over runs may mention."""
+    """Return a text that lists the columns which a condition over runs may mention."""
     taken_labels = set(_RESERVED)
     logged = [label for _, label in _labelled(selected.catalogue.names, taken_labels, "_logged")]
     args = [label for _, label in _labelled(selected.args, taken_labels, "_arg")]
@@ -124,7 +125,10 @@ def known_columns(selected: SelectedRecords) -> str:
 def _labelled(
     names: Iterable[str], taken_labels: set[str], suffix: str
 ) -> Iterator[tuple[str, str]]:
-    """Yield each name with a label for its column that is not in `taken_labels`, where upper and lower case are equal."""
+    """Yield (name, label of its column) for each of the `names`, and add the label to `taken_labels`.
+
+    The label is the name, with `suffix` added if the label is taken; upper and lower case count as equal.
+    """
     for name in names:
         label = name
         while label.lower() in taken_labels:
@@ -136,7 +140,7 @@ def _labelled(
 _LISTING = frozenset(
     ("tables", "views", "information_schema", "duckdb_tables", "duckdb_views", "duckdb_columns")
 )
-"""Words by which a query that lists the tables is recognized."""
+"""Words in a query from which Rearview recognizes that the query lists the tables."""
 _LEVELS = {"setup_pivot": 0, "outer_pivot": 1, "inner_pivot": 2}
 
 
@@ -146,9 +150,9 @@ class IterationRange(NamedTuple):
     run: str
     loops: tuple[str, ...] = ()
     outer: int = 0
-    """Iteration of the outermost loop."""
+    """Iteration of the outermost loop that contains the range."""
     first: int = 0
-    """First iteration of the inner loop, if there is an inner loop."""
+    """First iteration of the inner loop in the range, if there is an inner loop."""
     last: int | None = None
     """Iteration after the last iteration of the range; None if the range extends to the end of the loop."""
 
@@ -175,7 +179,7 @@ class Tables:
         self._run_records = RunRecords()
 
     def refresh(self) -> None:
-        """Read the runs again; rows of tables that were returned before can no longer be fetched."""
+        """Read all records again; rows of tables that were returned before can no longer be fetched."""
         self.close()
         self._opened = Duck(self._project.store)
         self._run_records = gather(self._project, self._opened)
@@ -194,9 +198,9 @@ class Tables:
         return list(self._run_records.problems)
 
     def loops_by_name(self, runs: Iterable[str] | None = None) -> dict[str, set[tuple[str, ...]]]:
-        """Return a mapping from logged names to the loops around the log calls, one tuple of loops per loop path.
+        """Return a mapping: logged name -> loop paths at which it was logged, each as a tuple of loop names.
 
-        Printed lines are left out.
+        If `runs` is None, these are the names of all runs. Printed lines are left out.
         """
         paths_by_name = self._select(runs, ()).catalogue.names
         return {
@@ -205,7 +209,10 @@ class Tables:
         }
 
     def captured(self, runs: Iterable[str] | None = None) -> dict[str, Origin]:
-        """Return a mapping from names, of which all values are captured, to the logger that they were captured from."""
+        """Return a mapping: name -> the origin, such as a logger, from which its values were captured.
+
+        Names that a run logged with Rearview are left out. If `runs` is None, all runs are meant.
+        """
         return self._select(runs, ()).captured
 
     def table(
@@ -223,7 +230,8 @@ class Tables:
     ) -> Table:
         """Return a table with one row per point and `names` as columns, in order of execution.
 
-        Without `names`, the table has all columns. `where` is SQL over names, loops, arguments and facts of runs;
+        Without `names`, the columns are the arguments of the runs, and the names that `SelectedRecords.names_by_default`
+        returns. `where` is SQL over names, loops, arguments and columns of the table `runs`;
         `order` names columns, as in "acc desc, epoch" or ["-acc", "epoch"]; rows without a value come last. A
         name in `fillable` has a column of nulls if it has no values. `origins` adds a column `<name>.origin` for
         every logged name. Values of replays that were not exact are left out, unless `unproved` is True. If some
@@ -238,7 +246,7 @@ class Tables:
         return self._answer(table_query, sql, table_query.labels, marked=True)
 
     def matching(self, where: str | None, order: str | Iterable[str] | None = None) -> list[str]:
-        """Return the ids of the runs for which a condition is true, ordered by `order` or as they started."""
+        """Return the ids of the runs for which the condition `where` is true, ordered by `order` or as they started."""
         self._check_condition(where)
         selected = self._select(None, ())
         sql = matching_sql(selected, where, order)
@@ -259,7 +267,7 @@ class Tables:
             ) from exc
 
     def last_values(self, runs: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """Return the last values that `runs` logged, as a mapping from name to run to value; nulls are left out."""
+        """Return the last values that `runs` logged, as a mapping: name -> run id -> value; nulls are left out."""
         selected = self._select(runs, ())
         out: dict[str, dict[str, Any]] = {}
         for name in selected.catalogue.names:
@@ -271,7 +279,7 @@ class Tables:
     def iteration_ranges(
         self, where: str, runs: Iterable[str], *, skip: int = 0
     ) -> list[IterationRange]:
-        """Return the iterations of `runs` in which a condition is true: one range per outermost iteration.
+        """Return the iterations of `runs` in which the condition `where` is true: one range per outermost iteration.
 
         The first `skip` steps of each point are not loops: points of notebooks begin with the cell.
 
@@ -345,7 +353,7 @@ class Tables:
                 text = table_query.sql(None)
                 if (
                     level and table_query.has_no_values
-                ):  # nothing was logged in as many loops: no rows
+                ):  # nothing was logged in `level` nested loops: no rows
                     text = f"SELECT * FROM ({text}) WHERE false"
                 duck.execute(f"CREATE OR REPLACE VIEW {word} AS {text}")
         question = query.strip().rstrip(";")
@@ -374,7 +382,7 @@ class Tables:
             raise table_query.explain(str(exc)) or exc from exc
 
     def _check_condition(self, where: str | None) -> None:
-        """Raise if a condition is not valid SQL; the message speaks only of the condition."""
+        """Raise if the condition `where` is not valid SQL; None is valid."""
         if where is not None:
             check_condition(self._duck().con, where)
 
@@ -426,12 +434,14 @@ _PRAGMA = re.compile(rf"{_SPACE}PRAGMA\s+(\w+)\s*(\([^()]*\))?\s*;?\s*", re.IGNO
 _READING_PRAGMAS = frozenset(
     ("table_info", "storage_info", "database_list", "database_size", "collations", "platform")
 ) | {"user_agent", "version"}
-"""Names of pragmas that only read."""
+"""Names of DuckDB pragmas that only read."""
 _SHOW_PRAGMAS = {"show_tables": "SHOW TABLES", "show_tables_expanded": "SHOW ALL TABLES"}
 
 
 def split_explain(query: str) -> tuple[str, str]:
-    """Return the EXPLAIN in front of a query, or "", and the query, with a pragma rewritten as a SELECT.
+    """Return (the EXPLAIN at the start of `query`, or "", the remaining query).
+
+    A pragma that only reads is rewritten as a SELECT or SHOW.
 
     >>> split_explain("EXPLAIN ANALYZE SELECT 1")
     ('EXPLAIN ANALYZE', ' SELECT 1')
@@ -452,7 +462,7 @@ def split_explain(query: str) -> tuple[str, str]:
 
 
 def check_condition(con: Any, where: str) -> None:
-    """Raise if a condition is not valid SQL; the message speaks only of the condition."""
+    """Raise if the condition `where` is not valid SQL; the message quotes only the condition, not a whole query."""
     import duckdb
 
     reason = "it is more than one condition"
@@ -472,7 +482,7 @@ def check_condition(con: Any, where: str) -> None:
 
 
 def explain(duck: Duck, prefix: str, query: str) -> Table:
-    """Return the answer to an EXPLAIN of the single SELECT `query`; `prefix` is the EXPLAIN."""
+    """Return the answer to an EXPLAIN of `query`, a single SELECT; `prefix` is the EXPLAIN with its options."""
     import duckdb
 
     try:

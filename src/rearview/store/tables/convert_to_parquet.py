@@ -31,32 +31,32 @@ from rearview.store.records import RecordLine, scan
 from rearview.store.tables.duckdb_connection import Duck, files, quoted
 
 FORMAT = 3
-"""From 2 on, a summary ends in the checksum of the whole file. From 3 on, records have `source` and `line`."""
+"""Format of a summary. From format 2 on, it ends in the checksum of the file. From 3 on, records have `source` and `line`."""
 PLACED = 3
 """First format of summaries whose files have the columns `source` and `line`."""
 MARK = "rearview"
 """Key of the summary in the metadata of the Parquet file."""
 NO_CHECK = "0" * 32
-"""Placeholder of the checksum until it is computed."""
+"""Placeholder in the summary for the checksum, until the checksum is computed."""
 _KEY = b'"check":"'
 _TAIL = struct.Struct("<I4s")
-"""Last bytes of a Parquet file: the length of the metadata before, and a magic."""
+"""Last bytes of a Parquet file: the length of the metadata before them, and the magic number of Parquet."""
 _ENTRY = b"\x18" + bytes([len(MARK)]) + MARK.encode() + b"\x18"
 """First bytes of the metadata entry that holds the summary; the length of the summary follows."""
 
 
 class NameSummary(msgspec.Struct, frozen=True):
-    """The values of one name at one loop path in one file, counted."""
+    """How many values one name has at one loop path in one file of records."""
 
     path: str
     """Names of the loops, joined by slashes; empty outside of loops."""
     name: str
     kinds: dict[str, int]
-    """Number of values by kind (`records.kind`)."""
+    """Kind, as in the SQL column `records.kind` -> number of values of this kind."""
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """Summary of a sealed file, so that a table can be planned without reading the records."""
+    """Summary of a sealed (Parquet) file of records, from which a table can be planned without reading the records."""
 
     format: int
     run: str
@@ -67,14 +67,14 @@ class Summary(msgspec.Struct, frozen=True):
     unique: bool
     """Whether no name was logged twice at one point."""
     damaged: int
-    """Number of records that were lost before the file was sealed; of lines, in files of format 1."""
+    """Number of records that were lost before the file was sealed; in files of format 1, the number of lines."""
     names: list[NameSummary]
     since: int = 0
-    """Number of the record from which on this attempt logged records of earlier attempts again."""
+    """Records of earlier attempts are ignored from this number on, because this attempt logged them again."""
     labels: dict[str, list[str]] = {}
-    """Mapping from loop path to the kind of the values of each loop, "" if these are the iteration numbers."""
+    """Loop path -> kind of the values of each loop, "" if these are the iteration numbers."""
     check: str = NO_CHECK
-    """Hash of the whole file; the last field."""
+    """Hash of the whole file, computed with `NO_CHECK` in its place; it must be the last field."""
 
 
 def summaries(
@@ -111,7 +111,7 @@ def summaries(
 
 
 def _labels(con: Duck) -> dict[int, dict[str, list[str]]]:
-    """Return the kinds of the loop values of each file, as a mapping from file to loop path to one kind per loop.
+    """Return the kinds of loop values in `own.loaded` as a mapping: number of the file -> loop path -> kind per loop.
 
     A kind is `int`, `float` or `str`, or "" if the loop values are the iteration numbers.
     """
@@ -130,7 +130,7 @@ def _labels(con: Duck) -> dict[int, dict[str, list[str]]]:
 
 _EXACT = 2**53
 _BIG = 16 << 20
-"""Bytes of a line above which DuckDB needs a larger buffer."""
+"""Bytes of the buffer into which DuckDB reads one line; for longer lines, the buffer is made larger."""
 _HEADERS = {
     "filename": "VARCHAR",
     "k": "INTEGER",
@@ -194,10 +194,10 @@ class LoadedRecords:
 def load(
     con: Duck, paths: Sequence[Path], *, growing: bool = False, clean: bool = False
 ) -> list[LoadedRecords]:
-    """Load record files into the table `own.loaded`; an incomplete last line is ignored.
+    """Load the record files `paths` into the SQL table `own.loaded`; an incomplete last line is ignored.
 
-    With `growing`, other processes may be appending to the files. Damaged lines are left out and counted. A
-    file without checksums raises if a line cannot be read; with `clean`, the line is left out.
+    With `growing`, other processes may be appending to the files. Lines with wrong checksums are left out and counted.
+    If a line without a checksum cannot be read, this function raises or, with `clean`, leaves the line out.
     """
     import duckdb
 
@@ -307,7 +307,10 @@ _decode = msgspec.json.Decoder(RecordLine).decode
 
 
 def _expected(data: bytes) -> int:
-    """Return how many records the lines hold, according to the numbers of the first and last line; -1 if unreadable."""
+    """Return how many records the lines `data` hold, according to the numbers in the first and last line.
+
+    Return -1 if the first or last line cannot be read.
+    """
     lines = data.strip(b"\n")
     if not lines:
         return 0
@@ -320,12 +323,12 @@ def _expected(data: bytes) -> int:
 
 
 def unreadable_lines(data: bytes) -> int:
-    """Return how many of the lines cannot be read, in the data of a file without checksums."""
+    """Return how many of the lines `data`, of a file of records without checksums, cannot be read."""
     return _readable_lines(data)[1]
 
 
 def _readable_lines(data: bytes) -> tuple[bytes, int]:
-    """Return the lines that can be read, and the number of lines that cannot be read."""
+    """Return (lines of `data` that can be read, number of lines that cannot be read)."""
     readable, unreadable = [], 0
     for raw in data.split(b"\n"):
         if raw:
@@ -343,19 +346,19 @@ def _count_records(data: bytes) -> int:
 
 
 def read_summary(file: Path) -> dict[str, Any]:
-    """Return the summary of a sealed file, without checking the file.
+    """Return the fields of the summary of a sealed file, without checking the file for damage.
 
-    The summary is parsed here, because loading DuckDB takes longer than many replays take to start. Most files of
-    a run with many backfills hold records of replays, which need not be read.
+    The summary is read without DuckDB, because loading DuckDB takes longer than many replays take to start. Most
+    files of a run with many backfills hold records of replays, which need not be read.
     """
     with _mapped(file) as data:
         return _decoded(file, _summary(file, data)[0])
 
 
 def checked_summary(file: Path) -> dict[str, Any]:
-    """Return the summary of a sealed file; raise if any byte of the file is damaged.
+    """Return the fields of the summary of a sealed file; raise if any byte of the file is damaged.
 
-    The summary of an old file without a checksum has no field `check`.
+    An old file without a checksum is not checked; its summary has no field `check`.
     """
     with _mapped(file) as data:
         text, offset = _summary(file, data)
@@ -380,7 +383,7 @@ def write_check(file: Path) -> None:
 
 
 def _hash(data: mmap.mmap, start: int) -> str:
-    """Return the hash of a Parquet file whose checksum, which counts as zeros, begins at `start`."""
+    """Return the hash of the Parquet file `data`, computed as if its checksum, which begins at `start`, were zeros."""
     with memoryview(data) as view, view[:start] as before, view[start + len(NO_CHECK) :] as after:
         hashed = xxhash.xxh3_128(before)
         hashed.update(NO_CHECK.encode())
@@ -398,7 +401,7 @@ def _mapped(file: Path) -> Iterator[mmap.mmap]:
 
 
 def _summary(file: Path, data: Any) -> tuple[bytes, int]:
-    """Return the text of the summary and its offset in the file."""
+    """Return (text of the summary, offset of this text) of the sealed file whose content is `data`."""
     try:
         size, _ = _TAIL.unpack(data[-_TAIL.size :])
         begin = max(0, len(data) - _TAIL.size - size)

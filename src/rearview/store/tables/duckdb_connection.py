@@ -33,11 +33,11 @@ class Duck:
         }
         self.con = duckdb.connect(":memory:", config=config)
         self.folder = Path(tempfile.mkdtemp(prefix="rearview-"))
-        """Folder of temporary files for this connection."""
+        """Folder of temporary files of this connection."""
         spill = self.folder
         if (
             store is not None
-        ):  # DuckDB may need disk space to sort records: use the disk of the records, which has room
+        ):  # to sort many records, DuckDB needs disk space: use the disk of the store, which has room
             with contextlib.suppress(OSError):
                 make_folder(store / "cache")
                 spill = Path(tempfile.mkdtemp(prefix="spill-", dir=store / "cache"))
@@ -57,17 +57,17 @@ class Duck:
         )
 
     def execute(self, sql: str, values: Any = None) -> Any:
-        """Run a statement that Rearview wrote, never one of the user; return the cursor."""
+        """Run an SQL statement that Rearview wrote, never one of the user, with `values` for its `?`; return the cursor."""
         return self.con.execute(sql, values) if values is not None else self.con.execute(sql)
 
     def text_file(self) -> Any:
-        """Return an open temporary file that this connection may read."""
+        """Return a new open temporary file, which SQL statements of this connection may read."""
         return tempfile.NamedTemporaryFile(dir=self.folder, suffix=".jsonl")
 
     def load(
         self, table: str, columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]
     ) -> None:
-        """Create a table with `rows`; `columns` has the SQL type of each column by name.
+        """Create or replace the SQL table `table` with `rows`; `columns` has the SQL type of each column by name.
 
         Values are passed to DuckDB as text and converted there, so that floats remain exact. Lists are passed
         as JSON.
@@ -95,7 +95,7 @@ class Duck:
             )
 
     def close(self) -> None:
-        """Free memory and temporary files."""
+        """Close the connection, and free its memory and temporary files."""
         self.con.close()
         self._finish()
 
@@ -106,7 +106,7 @@ def _remove(*folders: Path) -> None:
 
 
 def _memory() -> int:
-    """Return the megabytes that a query may use: a quarter of the machine's memory, at most 4 GB."""
+    """Return the megabytes of memory that a query may use: a quarter of the machine's, at least 512, at most 4096."""
     try:
         megabytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
     except (ValueError, OSError):
@@ -115,7 +115,7 @@ def _memory() -> int:
 
 
 def quoted(text: str | Path) -> str:
-    """Return text as an SQL literal.
+    """Return `text` as an SQL literal in single quotes.
 
     >>> quoted("it's")
     "'it''s'"
@@ -124,7 +124,7 @@ def quoted(text: str | Path) -> str:
 
 
 def ident(name: str) -> str:
-    """Return a name as an SQL identifier."""
+    """Return `name` as an SQL identifier in double quotes."""
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -138,12 +138,15 @@ def fold(name: str) -> str:
 
 
 def key(letter: str, name: str) -> str:
-    """Return the identifier of an internal column: a letter, such as `n` for values or `o` for origins, and the name."""
+    """Return the SQL identifier of an internal column for a logged name or loop.
+
+    `letter` says what the column holds, for example `n` values of the name, `o` their origins, `l` values of the loop.
+    """
     return ident(f"{letter}:{fold(name)}")
 
 
 def files(paths: Iterable[str | Path]) -> str:
-    """Return file paths as an SQL list."""
+    """Return file paths as the SQL text of a list."""
     return "[" + ", ".join(quoted(path) for path in paths) + "]"
 
 

@@ -2,8 +2,8 @@
 
 Columns whose name begins with `$` are internal: the order of runs, the ranks and iterations of loops, and the
 occurrence (several values of one name at one point are occurrences 0, 1, …). Columns `n:` and `o:` before a name
-hold its values and their origins at one loop path. If a column holds values of several kinds, all are converted to a
-kind that can express each of them.
+hold its values and their origins at one loop path. The kind of a value or column is its type, as in the SQL column
+`records.kind`. If a column holds values of several kinds, all are converted to a kind that can express each of them.
 
 On request, missing numbers are filled by linear interpolation between the values of a name before and after, in one
 execution of one loop of one run; the distance is counted in iterations. Nothing is extrapolated, and nothing is
@@ -32,11 +32,11 @@ TYPES = {
     "bigint": "VARCHAR",
     "mixed": "VARCHAR",
 }
-"""SQL type of a column by its kind; a column of the kind `mixed` holds JSON text as in `store.values_as_json`."""
+"""Kind of a column -> its SQL type; a column of the kind `mixed` holds JSON text as in `store.values_as_json`."""
 
 
 def common_kind(kinds: Iterable[str]) -> str:
-    """Return the kind of a column that can hold values of all these kinds exactly.
+    """Return the kind of a column that can hold values of all of the `kinds` exactly; `float` if there are none.
 
     >>> common_kind(["float", "int", "null"]), common_kind(["str", "float"]), common_kind([])
     ('float', 'mixed', 'float')
@@ -71,7 +71,7 @@ _JSON = {
 
 
 def cell_sql(kind: str) -> str:
-    """Return SQL that converts a record, a row with one value, to the value of a column of the given kind."""
+    """Return SQL that converts a row of the table of records to the value of a column of the given kind."""
     if kind == "mixed":
         as_json = " ".join(
             f"WHEN '{stored_kind}' THEN {_JSON[key].format(column)}"
@@ -100,7 +100,7 @@ def cell_sql(kind: str) -> str:
 
 
 def cast_sql(column: str, kind: str, to: str) -> str:
-    """Return SQL that converts a column from its kind to the more general kind `to`."""
+    """Return SQL that converts the SQL column `column` from its kind to the more general kind `to`."""
     if kind == to:
         return column
     if to == "mixed":
@@ -125,7 +125,7 @@ def decode(value: Any, kind: str, stored: Callable[[dict[str, Any]], Any] | None
 
 
 def encode(value: Any) -> tuple[str, str | None]:
-    """Return kind and text of an argument of a run, given its value from `values_as_json.convert`.
+    """Return (kind, text) of `value`, an argument of a run that `values_as_json.convert` returned.
 
     >>> encode(0.1), encode({"$json": [1]}), encode(True)
     (('float', '0.1'), ('json', '[1]'), ('bool', 'true'))
@@ -170,16 +170,16 @@ replays, the last attempt over earlier attempts, a replay with a better verdict 
 and a newer replay over an older replay; captured values lose. All values from the winning source are selected."""
 
 UNRANKED = "SELECT *, 'recorded' AS origin, 0 AS occ FROM ({source})"
-"""SQL to use in place of `RANKED` if no two records have one name and point."""
+"""SQL to use in place of `RANKED` if no two records have the same name and point."""
 
 
 def depth(path: str) -> int:
-    """Return the number of loops of a loop path."""
+    """Return the number of loops in the loop path `path`, which are separated by slashes."""
     return path.count("/") + 1 if path else 0
 
 
 def prefixes(path: str) -> list[str]:
-    """Return the loop paths around a loop path, the outermost first.
+    """Return the loop paths around the loop path `path`, the outermost first.
 
     >>> prefixes("epoch/step")
     ['', 'epoch']
@@ -189,7 +189,7 @@ def prefixes(path: str) -> list[str]:
 
 
 def inside(path: str, outer: str) -> bool:
-    """Return True if the loop path `path` is `outer` or inside `outer`."""
+    """Return True if the loop path `path` is `outer`, or is inside the loops of `outer`."""
     return path == outer or not outer or path.startswith(outer + "/")
 
 
@@ -198,19 +198,19 @@ class Catalogue:
     """The names, loop paths and kinds of values of some runs, collected from summaries of files."""
 
     names: dict[str, dict[str, set[str]]] = field(default_factory=dict)
-    """Mapping from name to loop path to the kinds of the values there."""
+    """Name -> loop path -> kinds of the values that were logged there."""
     labels: dict[str, list[set[str]]] = field(default_factory=dict)
-    """Mapping from loop path to the kinds of the loop values, one set per loop."""
+    """Loop path -> kinds of the values of its loops, one set per loop."""
     rank: dict[str, int] = field(default_factory=dict)
-    """Mapping from loop path to its position in the order in which paths first had records."""
+    """Loop path -> its position in the order in which loop paths first had records."""
 
     def add(self, path: str, name: str, kinds: Iterable[str]) -> None:
-        """Add that a name has values of these kinds at a loop path."""
+        """Record that the name `name` has values of these `kinds` at the loop path `path`."""
         self.names.setdefault(name, {}).setdefault(path, set()).update(kinds)
         self.add_path(path)
 
     def add_path(self, path: str, labels: Sequence[str] = ()) -> None:
-        """Add a loop path with the kinds of its loop values."""
+        """Add the loop path `path`; `labels` has the kind of the values of each loop, "" for iteration numbers."""
         for level in (*prefixes(path), path):
             self.rank.setdefault(level, len(self.rank))
         kinds_by_loop = self.labels.setdefault(path, [set() for _ in range(depth(path))])
@@ -218,12 +218,12 @@ class Catalogue:
             kinds.update({kind} if kind else ())
 
     def kind(self, name: str, path: str | None = None) -> str:
-        """Return the kind of a column with the values of `name` at `path`, or at all paths if `path` is None."""
+        """Return the kind of a column with the values of `name` at the loop path `path`, or everywhere if it is None."""
         paths = self.names.get(name, {})
         return common_kind({k for at, kinds in paths.items() if path in (None, at) for k in kinds})
 
     def loops(self, paths: Iterable[str]) -> dict[str, str]:
-        """Return the columns of the loops of these loop paths, with the kind of each column."""
+        """Return a mapping for the loops of all loop paths in `paths`: name of the loop's column -> kind of the column."""
         out: dict[str, str] = {}
         for path in sorted(paths, key=lambda path: self.rank.get(path, 0)):
             kinds = self.labels.get(path, [])
@@ -251,7 +251,10 @@ def loop_columns(path: str) -> list[str]:
 
 
 def loop_value_sql(k: int, labels: str) -> str:
-    """Return SQL for the value of the k-th loop as JSON, which is null if the value is the iteration number."""
+    """Return SQL for the value of the k-th loop (from 1) as JSON; it is null if the value is the iteration number.
+
+    `labels` is SQL for the values of all loops of the loop path, as JSON.
+    """
     return f"nullif(CAST(json_extract({labels}, '/{k - 1}') AS VARCHAR), 'null')"
 
 
@@ -268,11 +271,11 @@ def wide_sql(
     *,
     numbered: bool = False,
 ) -> str:
-    """Return SQL with one row per point and occurrence at `path`, and the values of `names` as columns.
+    """Return SQL with one row per point and occurrence at the loop path `path`, and the values of `names` as columns.
 
-    `source` is SQL for the records, ranked or unranked. `names` has the kind of each column. Names in `origins` have
-    a column with the origins of their values as well. The column `s` is the number of the first record that the run
-    itself logged at the point, or null. With `numbered`, each name has a column with this number, too.
+    `source` is SQL for the records, made with `RANKED` or `UNRANKED`. `names` has the kind of each column. Names in
+    `origins` have a column with the origins of their values as well. The column `s` is the number of the first record
+    that the run itself logged at the point, or null. With `numbered`, there is also such a column for each name.
     """
     n = range(1, depth(path) + 1)
     keys = "".join(f", indices[{k}] AS i{k}" for k in n)
@@ -301,19 +304,19 @@ class RowPaths:
 
     paths: tuple[str, ...]
     always_shown: frozenset[str]
-    """Paths whose points always have a row, even if there are rows of points inside them."""
+    """Loop paths whose points always have a row, even if there are rows of points inside them."""
     joined: frozenset[str] = frozenset()
-    """Further paths without rows, whose values are repeated on the rows inside."""
+    """Further loop paths, whose points have no rows; their values are repeated on the rows of points inside."""
 
 
 def rows_of(
     names: Mapping[str, Iterable[str]], fillable: Container[tuple[str, str]] = ()
 ) -> RowPaths:
-    """Return the loop paths whose points have rows in a table of these names, given the paths of each name.
+    """Return the loop paths whose points have rows in a table; `names` maps its names to their loop paths.
 
     A point has a row if no name is logged in loops inside it. Else its values are repeated on the rows inside, and
-    it has a row only if one of its names is also logged inside, because that name has other values on these rows.
-    Pairs of name and path in `fillable` do not count: there is no value yet that needs a row.
+    it has a row only if one of its names is also logged inside, because this name has other values on these rows.
+    Pairs (name, loop path) in `fillable` do not count: they have no values yet that need a row.
     """
     paths = sorted({path for name_paths in names.values() for path in name_paths})
     always_shown = {
@@ -337,7 +340,7 @@ def union_of_paths(
 ) -> str:
     """Return SQL for the rows of all loop paths of a table, with columns to order by, loops and names.
 
-    `columns` has by name its paths, each with the kind of its values. `source(path)` returns SQL for one path, as
+    `columns` is a mapping: name -> loop path -> kind of the values. `source(path)` returns SQL for one loop path, as
     `wide_sql` does. Names in `origins` have a column with the origins of their values as well.
     """
     deepest = max((depth(path) for path in rows.paths), default=0)
@@ -393,7 +396,7 @@ def union_of_paths(
 
 
 def shared_kind(paths: Mapping[str, str]) -> str:
-    """Return the kind of the values of one name, which is equal at all its paths."""
+    """Return the kind of the values of one name; `paths` maps each of its loop paths to this same kind."""
     return next(iter(paths.values()), "float")
 
 
@@ -407,7 +410,10 @@ def _on(a: str, b: str, n: int) -> str:
 
 
 def _last(source: str, path: str, names: Iterable[str], *, origins: Container[str]) -> str:
-    """Return SQL with one row per point and the last value of each name, to be repeated on the rows inside."""
+    """Return SQL with one row per point at the loop path `path`, with the last value of each name at the point.
+
+    `source` is SQL that `wide_sql` returned. The values are repeated on the rows of points inside.
+    """
     keys = "".join(f", i{k}" for k in range(1, depth(path) + 1))
     cells = ""
     for name in names:
@@ -422,7 +428,7 @@ INTERPOLATED = "interpolated"
 
 
 def interpolated_column(name: str) -> str:
-    """Return the column that holds the interpolated values of a name, with nulls in all other rows."""
+    """Return the SQL column with the interpolated values of `name`; it is null in rows without an interpolated value."""
     return key("f", name)
 
 
@@ -460,7 +466,7 @@ def with_interpolated(rows: str, paths: Sequence[str], names: Mapping[str, Itera
         )
     if not fill_sql:
         return rows
-    # of several values at one point the last value counts, as for values that are repeated on inner rows
+    # if a name has several values at one point, the last is used, as for values that are repeated on inner rows
     occurrence = ident("$occ")
     frames_sql = ", ".join(
         f"{w}_before AS (PARTITION BY {by} ORDER BY {iteration}, {occurrence} "
@@ -479,12 +485,12 @@ def with_interpolated(rows: str, paths: Sequence[str], names: Mapping[str, Itera
 
 
 def _deepest(path: str, logged_at: Iterable[str]) -> str:
-    """Return the path of the innermost loop around `path` in which a name was logged, or "" if there is none."""
+    """Return the innermost of the loop paths `logged_at` that is `path` or around it, or "" if there is none."""
     return max((p for p in logged_at if p and inside(path, p)), key=depth, default="")
 
 
 def _case(columns: Mapping[str, str]) -> str:
-    """Return SQL that selects a column by the loop path of the row."""
+    """Return SQL for the value of the column that `columns` has for the loop path of a row; null for other loop paths."""
     if not columns:
         return "NULL::BIGINT"
     cases = " ".join(f"WHEN {quoted(path)} THEN {ident(c)}" for path, c in columns.items())
@@ -492,7 +498,10 @@ def _case(columns: Mapping[str, str]) -> str:
 
 
 def _partition(loops_by_path: Mapping[str, str]) -> str:
-    """Return SQL for the columns that are equal in all rows of one execution of a loop."""
+    """Return SQL for columns that are equal in all rows of one execution of a loop, and differ between executions.
+
+    `loops_by_path` maps the loop path of a row to the loop path of this loop.
+    """
     loops = " ".join(f"WHEN {quoted(q)} THEN {quoted(p)}" for q, p in loops_by_path.items())
     loop = f"CASE {ident('$path')} {loops} END" if loops_by_path else "NULL"
     outer = [

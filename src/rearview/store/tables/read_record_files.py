@@ -48,7 +48,7 @@ from rearview.store.tables.duckdb_connection import Duck, files, quoted
 from rearview.store.tables.pivot import RANKED, UNRANKED, cell_sql, common_kind, depth, wide_sql
 
 _TAIL = 256
-"""Bytes at the end of a file that are read to find the end line; it is shorter."""
+"""Bytes that are read at the end of a file of records; the line that ends a finished file is shorter."""
 _COLUMNS = {
     "run": "VARCHAR", "process": "VARCHAR", "attempt": "INTEGER", "replay": "VARCHAR",
     "seq": "BIGINT", "time": "DOUBLE", "path": "VARCHAR", "indices": "BIGINT[]",
@@ -56,24 +56,24 @@ _COLUMNS = {
     "whole": "BIGINT", "text": "VARCHAR",
 }  # fmt: skip
 _PLACE = {"source": "VARCHAR", "line": "INTEGER"}
-"""Columns that sealed files of older formats do not have."""
+"""Columns with the position of the log call in the source, which sealed files of older formats do not have."""
 LONG = ", ".join(f"{name} {kind}" for name, kind in {**_COLUMNS, **_PLACE}.items())
-"""Columns of a table with one row per record, in SQL."""
+"""SQL text for the columns of a table with one row per record."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordPart:
-    """One file of records and its summary."""
+    """One file of records of a run, and the summary of the file."""
 
     file: Path | None
-    """The sealed file, or None if the records were loaded into the table `own.live`."""
+    """The sealed (Parquet) file, or None if the records were loaded into the SQL table `own.live`."""
     summary: Summary
     size: int = 0
     hidden: frozenset[tuple[str, str]] = frozenset()
     """(loop path, name) of captured records that tables leave out, because the run has more reliable records."""
 
     def shown(self) -> Iterator[NameSummary]:
-        """Yield the summaries of the names that tables show."""
+        """Yield the summary of each name and loop path in the file that tables show, as they are not `hidden`."""
         for logged in self.summary.names:
             if (logged.path, logged.name) not in self.hidden:
                 yield logged
@@ -81,19 +81,19 @@ class RecordPart:
 
 @dataclass(slots=True)
 class RunRecords:
-    """All runs with their replays and files of records. Records of unsealed files are in the table `own.live`."""
+    """All runs with their replays and files of records. Records that are not in Parquet files are in `own.live`."""
 
     runs: list[Run] = field(default_factory=list)
     replays: dict[str, list[Replay]] = field(default_factory=dict)
     parts: dict[str, list[RecordPart]] = field(default_factory=dict)
     pivoted: dict[tuple[str, bool], Any] = field(default_factory=dict)
-    """Pivot caches: the keys are a run, and whether values of replays that were not exact are included."""
+    """(run id, whether values of replays that were not exact are included) -> pivot cache of the run, or None."""
     problems: list[str] = field(default_factory=list)
     """One sentence for each file that could not be read."""
 
 
 def gather(project: Project, con: Duck) -> RunRecords:
-    """Find the records of all runs; seal complete files, and load other files into the table `own.live`."""
+    """Return the records of all runs; complete files are converted to Parquet, others loaded into the SQL table `own.live`."""
     run_records = RunRecords(Runs(project).all())
     run_records.problems += [run.damaged for run in run_records.runs if run.damaged]
     con.execute(f"CREATE OR REPLACE TABLE own.live ({LONG})")
@@ -108,9 +108,10 @@ def gather_records(
     run_ids: Sequence[str],
     cached_summary: Callable[[Path], Summary | None] | None = None,
 ) -> None:
-    """Find the records of the runs `run_ids` again, and put them into `run_records`.
+    """Find the files of records of the runs `run_ids` again, and put them into `run_records`.
 
-    `cached_summary` may return the summary of a sealed file that was checked before; then the file is not read.
+    Complete files are converted to Parquet, and other files are loaded into the SQL table `own.live`. `cached_summary`
+    may return the summary of a Parquet file that was checked before; then the file is not read.
     """
     runs = Runs(project)
     by_id = {run.id: run for run in run_records.runs}
@@ -127,12 +128,12 @@ def gather_records(
             if file.suffix == ".parquet":
                 sealed.append(file)
             elif file.suffix == ".jsonl" and f"{file.stem}.parquet" in files_by_name:
-                # a process died after sealing the lines and before removing them
+                # a process died after it converted the lines to Parquet and before it removed them
                 _remove_sealed(file, complete)
             elif file.suffix == ".jsonl":
                 try:
                     (complete if _is_complete(file) else growing).append(file)
-                except FileNotFoundError:  # another process has just sealed the file
+                except FileNotFoundError:  # another process has just converted the file to Parquet
                     sealed.append(file.with_suffix(".parquet"))
         record = by_id.get(run) if captures_printed else None
         printed_numbers = printed_records(project, record, folder) if record is not None else None
@@ -158,7 +159,7 @@ def gather_records(
 
 
 def _batches(files: Sequence[Path]) -> Iterator[list[Path]]:
-    """Yield files in groups that fit into memory together."""
+    """Yield `files` in groups that fit into memory together."""
     batch: list[Path] = []
     size = 0
     for file in sorted(files):
@@ -175,7 +176,10 @@ def _batches(files: Sequence[Path]) -> Iterator[list[Path]]:
 def _load_batch(
     con: Duck, run_records: RunRecords, batch: list[Path], *, growing: bool
 ) -> list[Path]:
-    """Seal a batch of files, load files that cannot be sealed into `own.live`; return the sealed files."""
+    """Convert the files in `batch` to Parquet, or load them into the SQL table `own.live`; return the Parquet files.
+
+    Files are loaded if they cannot be converted, or are `growing`: other processes may be appending to them.
+    """
     try:
         return _seal_or_keep(con, run_records, load(con, batch, growing=growing), growing=growing)
     except (RearviewError, OSError):
@@ -190,7 +194,7 @@ def _load_batch(
             out += [target] if (target := file.with_suffix(".parquet")).exists() else []
         except RearviewError as exc:
             if exc.slug == "store-newer":
-                raise  # a table without this file would mislead
+                raise  # a table without the records of this file would mislead the user
             run_records.problems.append(str(exc))
     return out
 
@@ -198,7 +202,11 @@ def _load_batch(
 def _seal_or_keep(
     con: Duck, run_records: RunRecords, loaded: list[LoadedRecords], *, growing: bool
 ) -> list[Path]:
-    """Seal loaded files if possible, else insert their records into `own.live`; return the sealed files."""
+    """Convert the `loaded` files to Parquet, or insert their records into `own.live`; return the Parquet files.
+
+    Damaged files, `growing` files (other processes may be appending to them), and files of a store that cannot be
+    written are not converted.
+    """
     # damaged files are not sealed, so that they can still be repaired
     complete = [records for records in loaded if not growing and not records.lost]
     run_records.problems += [
@@ -222,7 +230,10 @@ def _seal_or_keep(
 
 
 def _remove_sealed(file: Path, complete: list[Path]) -> None:
-    """Remove a file of lines that is sealed already; if the sealed file is damaged, add the lines to `complete`."""
+    """Remove the JSON lines `file`, which were converted to Parquet; if the Parquet file is damaged, keep them.
+
+    Then `file` is added to `complete`, to be converted again.
+    """
     try:
         checked_summary(file.with_suffix(".parquet"))
         file.unlink()
@@ -249,7 +260,7 @@ def _is_complete(file: Path) -> bool:
 def _summaries(
     con: Duck, run_records: RunRecords, sealed: Iterable[Path]
 ) -> list[tuple[Path, Summary]]:
-    """Return the intact sealed files with their summaries; add a problem for each damaged file."""
+    """Return (file, summary) for each intact file in `sealed`; add a problem to `run_records` for each damaged file."""
     out = []
     for file in sealed:
         try:
@@ -269,7 +280,7 @@ def summary_of(con: Duck, file: Path) -> Summary:
     check_format(facts, FORMAT, file)
     try:
         summary = msgspec.convert({"check": "", **facts}, Summary)
-        if not summary.check:  # without a checksum, damage shows only when all is read
+        if not summary.check:  # without a checksum, damage is only noticed if all records are read
             read_all = (
                 f"SELECT count(*), bit_xor(hash(COLUMNS(*))) FROM read_parquet({quoted(file)})"
             )
@@ -290,7 +301,7 @@ def _unreadable(file: Path, why: str) -> DamagedError:
 
 
 POINTS_FORMAT = 2
-"""Format of a pivot cache. From 2 on, rows are in the order of logging, and all files have checksums."""
+"""Format of a pivot cache. From format 2 on, rows are in the order of logging, and all files have checksums."""
 ENOUGH = 5_000
 """Fewest records of a run that gets a pivot cache."""
 
@@ -301,15 +312,15 @@ class PivotedPath(msgspec.Struct, frozen=True):
     path: str
     file: str
     kinds: dict[str, str]
-    """Kind of the column of each name."""
+    """Name -> kind of the column with its values."""
     origins: list[str]
     """Names with a column of origins, which is needed if a null was logged or a value was replayed."""
     check: str = ""
-    """Hash of the file."""
+    """XXH3 hash of the file's content."""
 
 
 class PivotCacheIndex(msgspec.Struct, frozen=True):
-    """The JSON file `points.json` of a pivot cache: one entry per loop path."""
+    """The JSON file `points.json` of a pivot cache, which describes the file of each loop path."""
 
     format: int
     depths: list[PivotedPath]
@@ -318,9 +329,10 @@ class PivotCacheIndex(msgspec.Struct, frozen=True):
 def pivot_cache(
     project: Project, con: Duck, run: str, parts: Sequence[RecordPart], replays: Sequence[Replay]
 ) -> dict[str, tuple[Path, PivotedPath]] | None:
-    """Return file and facts of each loop path in the pivot cache of a run; create the cache if needed.
+    """Return the pivot cache of a run as a mapping: loop path -> (file, description); create the cache if needed.
 
-    Return None if the run is short, is still recording or being replayed, or the cache cannot be written.
+    Return None if the run has fewer than `ENOUGH` records, is still recording or being replayed, or the cache cannot
+    be written.
     """
     if sum(part.summary.rows for part in parts) < ENOUGH or any(p.file is None for p in parts):
         return None
@@ -330,7 +342,7 @@ def pivot_cache(
     try:
         index = _read_index(folder)
         if index is None:
-            # damaged or of an older format: created again
+            # the cache is missing, damaged or of an older format: create it
             shutil.rmtree(folder, ignore_errors=True)
             _create_pivot_cache(folder, con, parts)
             index = _read_index(folder)
@@ -342,7 +354,7 @@ def pivot_cache(
 
 
 def _read_index(folder: Path) -> PivotCacheIndex | None:
-    """Return the index of the pivot cache in a folder, or None if the cache is damaged or does not exist."""
+    """Return the index of the pivot cache in `folder`, or None if the cache is damaged, old or does not exist."""
     try:
         text = (folder / "points.json").read_bytes()
         index = msgspec.json.decode(text, type=PivotCacheIndex) if is_intact(text) else None
@@ -361,7 +373,7 @@ def _hash(file: Path) -> str:
 
 
 def long_sql(parts: Sequence[RecordPart], *, with_source: bool = False) -> str:
-    """Return SQL for the records in `parts`, one row each; with `with_source`, also with their source file and line."""
+    """Return SQL with one row per record in `parts`; with `with_source`, it has columns for source file and line."""
     groups: dict[tuple[str, str], list[Path]] = {}
     for part in parts:
         if part.file is not None:
@@ -389,10 +401,10 @@ def long_sql(parts: Sequence[RecordPart], *, with_source: bool = False) -> str:
 
 
 def _shown(*, file_has_source: bool, with_source: bool) -> str:
-    """Return the columns to read from a file of records.
+    """Return SQL for the columns to read from a file of records.
 
-    With `with_source`, these include the source file and line; if the file does not have them (`file_has_source` is False), they
-    are nulls.
+    With `with_source`, these include the source file and line of the log call; they are null if the file does not
+    have these columns (`file_has_source` is False).
     """
     columns = list(_COLUMNS)
     if with_source:
@@ -401,7 +413,7 @@ def _shown(*, file_has_source: bool, with_source: bool) -> str:
 
 
 def _hidden(part: RecordPart) -> str:
-    """Return an SQL condition that is true for the records of a part which tables leave out."""
+    """Return an SQL condition that is true for the records in `part.hidden`, which tables leave out."""
     by_path: dict[str, list[str]] = {}
     for path, name in sorted(part.hidden):
         by_path.setdefault(path, []).append(name)
@@ -412,7 +424,7 @@ def _hidden(part: RecordPart) -> str:
 
 
 def needs_no_ranking(parts: Sequence[RecordPart]) -> bool:
-    """Return True if no point has two values of one name, so that values need not be ranked.
+    """Return True if certainly no point has two values of one name in `parts`, so that values need not be ranked.
 
     That is certain if a run has only one file, which the run itself wrote, with each name at most once per point.
     """
@@ -420,7 +432,7 @@ def needs_no_ranking(parts: Sequence[RecordPart]) -> bool:
 
 
 def _create_pivot_cache(folder: Path, con: Duck, parts: Sequence[RecordPart]) -> None:
-    """Pivot the records in `parts` into Parquet files in `folder`."""
+    """Create a pivot cache in `folder`: pivot the records in `parts` into one Parquet file per loop path."""
     import duckdb
 
     source = (UNRANKED if needs_no_ranking(parts) else RANKED).format(source=long_sql(parts))
@@ -429,7 +441,8 @@ def _create_pivot_cache(folder: Path, con: Duck, parts: Sequence[RecordPart]) ->
             f"SELECT count(*) = count(DISTINCT hash(path, indices, name)) FROM ({long_sql(parts)})"
         )
         (is_distinct,) = con.execute(distinct).fetchone()
-        if is_distinct:  # several files, but each name once per point: no ranking is needed
+        # there are several files, but each point has one value per name: no ranking is needed
+        if is_distinct:
             source = UNRANKED.format(source=long_sql(parts))
     names: dict[str, dict[str, set[str]]] = {}
     for part in parts:
@@ -462,7 +475,7 @@ def _create_pivot_cache(folder: Path, con: Duck, parts: Sequence[RecordPart]) ->
                 and time.time() - older_cache.stat().st_mtime > 600
             ):
                 shutil.rmtree(older_cache, ignore_errors=True)
-        with contextlib.suppress(OSError):  # another process was first
+        with contextlib.suppress(OSError):  # another process has created the same cache first
             temporary.rename(folder)
     except duckdb.Error as exc:
         raise OSError(str(exc)) from exc
@@ -471,7 +484,7 @@ def _create_pivot_cache(folder: Path, con: Duck, parts: Sequence[RecordPart]) ->
 
 
 def _fingerprint(parts: Sequence[RecordPart], replays: Sequence[Replay]) -> str:
-    """Return a hash of all that a pivot cache depends on."""
+    """Return a hash of all that a pivot cache depends on: the files of records, and the verdicts of replays."""
     facts = [
         POINTS_FORMAT,
         sorted(
@@ -485,27 +498,27 @@ def _fingerprint(parts: Sequence[RecordPart], replays: Sequence[Replay]) -> str:
 
 
 _MANY_BYTES = 4 << 20
-"""Bytes of unsealed lines above which sealing the lines first is faster than reading all lines for their names."""
+"""If a run has more bytes of JSON lines, converting them to Parquet first is faster than reading all for their names."""
 LoggedValue = tuple[tuple[str, ...], tuple[int, ...], str, Any]
-"""Names of loops, iterations, name, and the value as `values_as_json.convert` returns it."""
+"""One logged value: names of the loops, iterations, name, and the value as `values_as_json.convert` returns it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The records of one file that the run itself wrote."""
+    """The records in one file, which the run itself wrote, not a replay."""
 
     attempt: int
     process: str
     since: int
     rows: Iterable[tuple[int, LoggedValue]]
-    """Pairs of the number of the record within its process, and the value."""
+    """Pairs (number of the record within its process, logged value)."""
 
 
 def own_values(folder: Path) -> Iterator[LoggedValue]:
     """Yield all values that the run in `folder` logged itself, in order.
 
-    Values that an attempt logged after the checkpoint from which the next attempt resumed are left out, because
-    the next attempt logged them again.
+    If a run was resumed from a checkpoint, the values that it had logged after this checkpoint are left out, because
+    they were logged again after the resume.
     """
     parts = sorted(
         (*_open(folder), *_sealed(folder)), key=lambda part: (part.attempt, part.process)
@@ -526,7 +539,7 @@ def recorded_names(folder: Path) -> set[str]:
     for file in folder.glob("records-*"):
         try:
             names |= _names_in(file)
-        except FileNotFoundError:  # another process has just sealed the file
+        except FileNotFoundError:  # another process has just converted the file to Parquet
             sealed = file.with_suffix(".parquet")
             names |= _names_in(sealed) if sealed.exists() else set()
         except DamagedError:
@@ -535,13 +548,13 @@ def recorded_names(folder: Path) -> set[str]:
 
 
 def has_long_lines(folder: Path) -> bool:
-    """Return True if the run in `folder` has so many unsealed lines that sealing them first is faster."""
+    """Return True if the run in `folder` has so many JSON lines that converting them to Parquet before reading is faster."""
     sizes = (file.stat().st_size for file in folder.glob("records-*.jsonl"))
     return sum(sizes) > _MANY_BYTES
 
 
 def _names_in(file: Path) -> set[str]:
-    """Return the names in one file of records; an empty set if the file is of a replay, or of captured values."""
+    """Return the names in one file of records; an empty set if a replay wrote the file, or its values were captured."""
     if file.suffix == ".parquet":
         summary = checked_summary(file)
         of_run = summary.get("replay") is None
@@ -564,7 +577,7 @@ def _lines(data: bytes) -> Iterator[tuple[int, LoggedValue]]:
         try:
             line = line_of(raw)
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            continue  # cut off by a kill or a full disk
+            continue  # a kill or a full disk cut off this line
         for k, (name, value) in enumerate(zip(line.n, line.v, strict=True)):
             yield line.s + k, (tuple(line.l), tuple(line.i), name, value)
 
@@ -575,7 +588,7 @@ def _sealed(folder: Path) -> Iterator[_Part]:
         if summary.get("replay") is None:
             checked_summary(
                 file
-            )  # a damaged value would look like a difference between run and replay
+            )  # check the file: a damaged value would look like a difference between run and replay
             since = int(summary.get("since", 0))
             yield _Part(int(summary["attempt"]), str(summary["process"]), since, _rows(file))
 

@@ -25,11 +25,11 @@ from rearview.store.tables.duckdb_connection import Duck, quoted
 from rearview.store.tables.pivot import decode
 
 PREVIEW = 20
-"""Rows that `repr` and a notebook show."""
+"""Most rows of a table that `repr` and a notebook show."""
 THUMBNAILS = 4 << 20
 """Most bytes of images that one notebook table shows; further images are described in words."""
 _SAME = 16
-"""Stored values that are cached while rows are read, as values of outer loops are repeated on inner rows."""
+"""Number of loaded arrays that are cached while rows are read, because values of outer loops are repeated on inner rows."""
 
 Stored = Callable[[dict[str, Any]], Any]
 
@@ -73,7 +73,7 @@ class Table:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield each row as a dictionary of Python values; arrays and tensors are loaded from the store.
 
-        Rows that hold one stored array share one loaded array.
+        If nearby rows hold the same stored array, it is loaded once.
         """
         return self._each(self._loading())
 
@@ -96,7 +96,10 @@ class Table:
                 yield out
 
     def _column_kinds(self, result: Any) -> list[str]:
-        """Return the kind of each column; text columns of an SQL query get the kind `_TEXT`: their texts may describe values."""
+        """Return the kind of each column of `result`.
+
+        In the answer to an SQL query, columns of texts have the kind `_TEXT`: a text may describe a stored value.
+        """
         kinds = [self.kinds.get(column, "") for column in self.columns]
         if self.kinds or self._get is None:
             return kinds
@@ -117,7 +120,10 @@ class Table:
         return facts if value is None else value
 
     def _loading(self) -> Stored | None:
-        """Return a function that loads stored values, with a cache for one pass over the rows, or None without `get`."""
+        """Return a function that loads the stored value of a description, or None if there is no `get` to read bytes.
+
+        The function has a cache, for one pass over the rows.
+        """
         if self._get is None:
             return None
         read = lru_cache(_SAME)(lambda value: value.load())
@@ -154,7 +160,7 @@ class Table:
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more_text}"
 
     def _preview(self) -> tuple[list[dict[str, Any]], int]:
-        """Return the first rows, and the number of further rows."""
+        """Return (first rows, number of further rows)."""
         shown = list(islice(self.described(), PREVIEW))
         return shown, max(0, self.count() - len(shown)) if len(shown) == PREVIEW else 0
 
@@ -167,7 +173,7 @@ class Table:
         return int(self._run(f"SELECT count(*) FROM ({self.sql}\n)").fetchone()[0])
 
     def pandas(self) -> Any:
-        """Return a pandas DataFrame; values without a pandas type are Python objects."""
+        """Return the rows as a pandas DataFrame; values without a pandas type are Python objects."""
         _needs("pandas")
         import pandas as pd
 
@@ -183,7 +189,7 @@ class Table:
         return frame
 
     def polars(self) -> Any:
-        """Return a polars DataFrame; arrays, and columns with values of several types, are Python objects."""
+        """Return the rows as a polars DataFrame; arrays, and columns with values of several types, are Python objects."""
         _needs("polars")
         _needs("pyarrow")
         import polars as pl
@@ -197,12 +203,12 @@ class Table:
         )
 
     def arrow(self) -> Any:
-        """Return an Arrow table; a column with values of several types holds their JSON texts."""
+        """Return the rows as an Arrow table; a column with values of several types holds their JSON texts."""
         _needs("pyarrow")
         return self._fetch("to_arrow_table").rename_columns(self.columns)
 
     def _decoded(self, cells: Iterable[Any], kind: str, load: Stored | None) -> list[Any]:
-        """Return the Python values of a column; every null value, of pandas or polars, becomes None."""
+        """Return the Python values of a column's `cells`; null values of pandas or polars become None."""
         cell_types = (str, bytes, bytearray)
         return [self._value(c, kind, load) if isinstance(c, cell_types) else None for c in cells]
 
@@ -238,7 +244,7 @@ class Table:
 
 
 class _LoadOnce:
-    """A stored value as a cache key: keys are equal if object, kind, dtype and shape are equal."""
+    """A stored value as a cache key: two keys are equal if their object, kind, dtype and shape are equal."""
 
     def __init__(self, value: StoredValue) -> None:
         self._value = value
@@ -277,7 +283,7 @@ class _Drawing:
                 loaded = value.load()
                 return text if loaded is value else str(loaded._repr_html_())
             data = value.raw()
-        except (RearviewError, OSError):  # raised again by `rows()`
+        except (RearviewError, OSError):  # `rows()` will raise this error
             return text
         if not is_png(data):
             return text
@@ -286,7 +292,7 @@ class _Drawing:
 
 
 def _cell(value: Any) -> str:
-    """Return a value as a short text without control characters."""
+    """Return a value as a text of at most 40 characters, without control characters."""
     text = "" if value is None else f"{value:.6g}" if type(value) is float else str(value)
     text = "".join(char if char.isprintable() else " " for char in text)
     return text if len(text) <= 40 else text[:39] + "…"
@@ -298,7 +304,7 @@ _TEXT = "text"
 
 
 def refused(exc: Exception) -> UsageError:
-    """Return a UsageError for an error that DuckDB raised about a query."""
+    """Return a UsageError that explains `exc`, an error that DuckDB raised about a query."""
     return UsageError(
         f"The question cannot be answered: {str(exc).strip()}\nThe tables to ask are full_pivot (one row "
         'per point, one column per name), pivot, records, runs and more: `rearview sql "SHOW TABLES"` '
@@ -308,7 +314,7 @@ def refused(exc: Exception) -> UsageError:
 
 
 def _needs(library: str) -> None:
-    """Raise if a library is not installed."""
+    """Raise if the Python library `library` is not installed."""
     import importlib.util
 
     if importlib.util.find_spec(library) is None:

@@ -240,7 +240,7 @@ PAPER = {
     "Name": ("records.name", ""),
     "Val": ("records.number, records.whole, records.text", ""),
 }
-"""Columns of Rearview for each symbol in table 1 of FlorDB's paper, with a note."""
+"""Symbol in table 1 of FlorDB's paper -> (columns of Rearview's tables that hold it, note)."""
 
 PIVOTS = {
     "setup_pivot": "One row per run: values that were logged outside all loops.",
@@ -272,7 +272,7 @@ FUNCTIONS = {
         ),
     )
 }
-"""SQL functions of the text of a stored value: their SQL and their meaning."""
+"""Name of an SQL function, whose argument is the text of a stored value -> (its SQL, its meaning)."""
 
 _PAPER = """\
 Everything that the relational model of FlorDB's paper (table 1) names can be asked for, joined as the picture shows.
@@ -318,7 +318,7 @@ column is not known. Arrays, tensors, images and histograms come back as what th
 
 
 def markdown() -> str:
-    """Return docs/schema.md, which describes the tables, as text."""
+    """Return the text of docs/schema.md, which describes the tables."""
     out = [
         "# What SQL sees\n",
         _ASK,
@@ -350,14 +350,14 @@ def _example(name: str) -> list[str]:
 
 
 def _wrapped(sql: str) -> str:
-    """Return a query with a line break before each clause."""
+    """Return the query `sql` with a line break before each clause."""
     return re.sub(r" (?=(?:join|from|where|group by|order by) )", "\n", sql)
 
 
 def load_runs(duck: Duck, run_records: RunRecords, project: str = "") -> None:
-    """Create the tables that every query needs: `own.runs`, `own.args`, `own.replays`.
+    """Create the SQL tables that every query needs: `own.runs`, `own.args`, `own.replays`.
 
-    `project` is the id of the project.
+    `project` is the id of the project's store.
     """
     facts = [column for column in _columns("runs") if column not in {"run", "project"}]
     runs = [
@@ -392,7 +392,10 @@ def load_runs(duck: Duck, run_records: RunRecords, project: str = "") -> None:
 
 
 def load_views(duck: Duck, run_records: RunRecords) -> None:
-    """Create the tables of docs/schema.md. `versions`, `files` and `checkpoints` are filled when a query needs them."""
+    """Create the SQL tables of docs/schema.md, except `projects`.
+
+    `versions`, `files` and `checkpoints` are empty: they are filled when a query needs them.
+    """
     numeric = {"float", "int", "long", "bool"}
     origins = {run.id: run.arg_origins for run in run_records.runs}
     rows = (
@@ -445,7 +448,7 @@ def _arguments(run_records: RunRecords) -> dict[str, dict[str, tuple[str, str | 
 
 
 def load_project(duck: Duck, project: Project) -> None:
-    """Create the table `projects`, with one row."""
+    """Create the SQL table `projects`, with one row for `project`."""
     row = {"project": store_id(project.store), "name": project.root.name, "root": str(project.root)}
     duck.load("projects", _columns("projects"), [row])
 
@@ -453,7 +456,10 @@ def load_project(duck: Duck, project: Project) -> None:
 def load_versions(
     duck: Duck, run_records: RunRecords, versions: Versions | None, project: str, files: FileColumns
 ) -> None:
-    """Fill the table `versions` and, if `files` asks for it, the table `files`."""
+    """Fill the SQL table `versions` and, as far as `files` says, the SQL table `files`.
+
+    `project` is the id of the project's store.
+    """
     tree_by_ref = versions.versions_by_ref() if versions is not None else {}
     parents = versions.parents() if versions is not None else {}
     previous_versions = _versions_before(run_records)
@@ -474,7 +480,7 @@ def load_versions(
 
 
 class FileColumns(Enum):
-    """How much of the table `files` a query needs; texts are read only if the query mentions them."""
+    """How much of the SQL table `files` a query needs: nothing, all columns but the texts, or all columns."""
 
     NONE = 0
     NAMES = 1
@@ -482,7 +488,7 @@ class FileColumns(Enum):
 
 
 def _versions_before(run_records: RunRecords) -> dict[str, str | None]:
-    """Return a mapping from each run to the version of the last earlier run with another version, or to None."""
+    """Return a mapping: run id -> version of the last earlier run with another version, or None if there is none."""
     out: dict[str, str | None] = {}
     current_version: str | None = None
     previous_version: str | None = None
@@ -501,7 +507,7 @@ def _text(data: bytes | None) -> str | None:
 
 
 def load_checkpoints(duck: Duck, checkpoints: Callable[[], Iterable[Checkpoint]] | None) -> None:
-    """Fill the table `checkpoints`."""
+    """Fill the SQL table `checkpoints` with the checkpoints that the function `checkpoints` returns."""
     rows = (
         {"checkpoint": c.id, "run": c.run, "seq": c.seq, "point": str(c.point), "edge": c.edge,
          "complete": c.complete, "missing": [str(part) for part in c.missing], "bytes": c.nbytes, "time": c.time}

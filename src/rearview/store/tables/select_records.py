@@ -36,7 +36,7 @@ from rearview.store.tables.read_record_files import (
 from rearview.store.values_as_json import convert
 
 FillableNames = Sequence[tuple[str, Sequence[str]]]
-"""Names that the newest source logs and runs may lack, each with its loops, outermost first."""
+"""Names that the newest source logs but some runs may lack, each with the loops around its log call, outermost first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +44,19 @@ class FilesByWork:
     """Files with the records of some runs, by the work that is needed to read them."""
 
     simple: list[RecordPart]
-    """Files that need no ranking: each point has one value per name."""
+    """Files in which each point has one value per name."""
     ranked: list[RecordPart]
-    """Files that need ranking: several attempts, replays or log calls have values of one name and point."""
+    """Files in which several attempts, replays or log calls may have values of one name at one point, to be ranked."""
     pivoted: list[dict[str, tuple[Path, PivotedPath]]]
-    """Files of the pivot cache."""
+    """For each run with a pivot cache: loop path -> (file of the cache, description of the file)."""
 
 
 class SelectedRecords:
     """The records of some runs, selected for a table.
 
-    `fillable` are names that have a column even if no run has values, because a backfill could fill it. With `withheld`, values
-    of replays that were not exact are included.
+    `fillable` are names that have a column even if no run has values, because a backfill could compute them. With
+    `withheld`, values of replays that were not exact are included. A value is unproved if a replay computed it, and it
+    is not proved that the replay repeated the run exactly.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class SelectedRecords:
     ) -> None:
         self.runs = [run.id for run in runs]
         self.unproved: set[str] = set()
-        """Names of which some values may be unproved."""
+        """Names of which some of the selected values may be unproved."""
         self.captured: dict[str, Origin] = {}
         """Names that no run logged with Rearview -> the other logger from which their values were captured."""
         self._withheld = withheld
@@ -81,7 +82,8 @@ class SelectedRecords:
             (name, "/".join(loops))
             for name, loops in fillable
             if not runs
-            or not all(name in run.args for run in runs)  # arguments, as of mlflow.log_param
+            # an argument of all runs, such as one of mlflow.log_param, is not a name to fill
+            or not all(name in run.args for run in runs)
         }
         self._fillable = {
             name_and_path: self._lacking(*name_and_path) for name_and_path in fillable_paths
@@ -105,7 +107,7 @@ class SelectedRecords:
         self.captured = self._captured_only()
 
     def _captured_only(self) -> dict[str, Origin]:
-        """Return the names whose values are all captured, each with the most reliable of their origins."""
+        """Return a mapping: name whose values are all captured -> the most reliable origin of these values."""
         origins_by_name: dict[str, set[Origin | None]] = {}
         for parts in self._parts.values():
             for part in parts:
@@ -122,11 +124,11 @@ class SelectedRecords:
         }
 
     def names_by_default(self) -> list[str]:
-        """Return the names that are the columns of a table if the user gives none.
+        """Return the names that are the columns of a table if the user asks for no names.
 
         These are all names that were logged, with Rearview or another logger. If one of the runs logged nothing,
-        assigned variables and printed numbers are added: those outside of loops and in outermost loops or, if
-        there are none of these, those in the fewest loops.
+        names of assigned variables and printed numbers are added: those outside of loops and in outermost loops or,
+        if there are none of these, those in the fewest nested loops.
         """
         unlogged = {name for name, origin in self.captured.items() if origin in UNASKED}
         logged = [name for name in self.catalogue.names if name not in unlogged]
@@ -146,9 +148,9 @@ class SelectedRecords:
         )
 
     def _parts_to_show(self, run_records: RunRecords, run: str) -> list[RecordPart]:
-        """Return the records of a run that a table may show, and add names of unproved values to `unproved`.
+        """Return the files of the run's records that a table may show; add names of unproved values to `self.unproved`.
 
-        No other code leaves out values of replays that were not exact.
+        Only here, values of replays that were not exact are left out.
         """
         origins = {replay.id: replay.proof.origin for replay in run_records.replays.get(run, [])}
         out = []
@@ -164,10 +166,10 @@ class SelectedRecords:
         return _hide_less_reliable(out)
 
     def _lacking(self, name: str, path: str) -> set[str]:
-        """Return the runs that may lack values of a name at the loop path at which the source logs the name.
+        """Return the runs that may lack values of `name` at `path`, the loop path at which the source logs the name.
 
-        The source shows too few loops for a log call in a function that is called in loops. So if a run has values
-        of the name only at other loop paths, it lacks no values at this path.
+        For a log call in a function that is called in loops, the source shows too few loops. So if a run has values
+        of the name only at other loop paths, it is not among the returned runs.
         """
         lacking_runs = set()
         for run in self.runs:
@@ -187,13 +189,16 @@ class SelectedRecords:
         return lacking_runs
 
     def first_runs(self, rows: int, names: Iterable[str]) -> SelectedRecords:
-        """Return the records of the first few runs, as many as certainly have `rows` rows in a table of `names`."""
+        """Return the records of only the first runs, which are enough for `rows` rows in a table of `names`.
+
+        If no number of runs is certainly enough, all records are returned.
+        """
         name_set, count = set(names), 0
         for n, run in enumerate(self.runs[:-1], 1):
             parts = self._parts[run]
             certain_rows = [0]
             if not any(part.summary.attempt for part in parts):
-                # each value of a name at one of the deepest paths has a row
+                # each value that was logged at a loop path with no other of the names inside has a row
                 certain_rows += [
                     sum(logged.kinds.values())
                     for part in parts
@@ -218,14 +223,14 @@ class SelectedRecords:
 
     @property
     def plain(self) -> bool:
-        """Whether these runs logged all values themselves, and each name at most once per point."""
+        """Whether the runs logged all values themselves, not replays, and each name at most once per point."""
         return all(needs_no_ranking(self._run_records.parts.get(run, [])) for run in self.runs)
 
     def first_iterations(self, path: str, rows: int, names: dict[str, str]) -> SelectedRecords:
-        """Return the records up to the iteration of the outermost loop by which `path` has `rows` rows.
+        """Return the records up to that iteration of the outermost loop in which the loop path `path` gets `rows` rows.
 
-        This is only done for a single run that has a pivot cache, because finding this iteration is cheap there.
-        Else all records are returned.
+        `names` has the kind of each column. All records are returned unless there is a single run and it has a pivot
+        cache, with which this iteration is quickly found.
         """
         opened = self._files_by_work()
         if (
@@ -245,7 +250,7 @@ class SelectedRecords:
         return self
 
     def _files_by_work(self) -> FilesByWork:
-        """Return the files to read; pivot caches are created when this is first called."""
+        """Return the files of the records to read; the first call creates pivot caches."""
         if self._files is None:
             self._files = FilesByWork([], [], [])
             for run in self.runs:
@@ -265,10 +270,10 @@ class SelectedRecords:
         return self._files
 
     def wide_sql(self, path: str, names: dict[str, str], *, origins: Collection[str]) -> str:
-        """Return SQL with one row per point and occurrence at `path`, and the values of `names` as columns.
+        """Return SQL with one row per point and occurrence at the loop path `path`, and the values of `names` as columns.
 
-        If a run may lack values of one of the `names`, every known point of the run at or below `path` has a row.
-        Names in `origins` have a column with the origins of their values as well.
+        `names` has the kind of each column. If a run may lack values of one of the names, every known point of the run
+        at `path` has a row. Names in `origins` have a column with the origins of their values as well.
         """
         scans = []
         by_work = self._files_by_work()
@@ -295,7 +300,10 @@ class SelectedRecords:
         return f"SELECT {shown} FROM ({self._known(path)}) u LEFT JOIN ({values}) w ON {join_condition} WHERE {row_condition}"
 
     def _stored(self, path: str, names: dict[str, str], *, origins: Collection[str]) -> list[str]:
-        """Return SQL that reads the runs with a pivot cache; runs with equal columns are read by one statement."""
+        """Return SQL statements that return what `wide_sql` does, for the runs with a pivot cache.
+
+        Runs whose caches have equal columns are read by one statement.
+        """
         groups: dict[str, list[Path]] = {}
         keys = "".join(f", i{k}, x{k}" for k in range(1, depth(path) + 1))
         for run in self._files_by_work().pivoted:
@@ -337,7 +345,7 @@ class SelectedRecords:
         ]
 
     def _known(self, path: str) -> str:
-        """Return SQL for all known points at `path`: those that have records, or contain points that have records."""
+        """Return SQL for all known points at the loop path `path`: they, or points in loops inside them, have records."""
         if not path:
             run_list = ", ".join(map(quoted, self.runs)) or "NULL"
             return f"SELECT run FROM own.runs WHERE run IN ({run_list})"
@@ -367,7 +375,7 @@ class SelectedRecords:
 
     @staticmethod
     def _nothing(path: str, names: dict[str, str], *, origins: Collection[str]) -> str:
-        """Return SQL for no rows, with the columns that `wide_sql` would return."""
+        """Return SQL that has no rows, and the columns of the SQL that `wide_sql` returns."""
         n = range(1, depth(path) + 1)
         text = "SELECT NULL::VARCHAR AS run, 0 AS occ, NULL::BIGINT AS s" + "".join(
             f", NULL::BIGINT AS i{k}, NULL::VARCHAR AS x{k}" for k in n
@@ -379,11 +387,11 @@ class SelectedRecords:
 
 
 def _hide_less_reliable(parts: list[RecordPart]) -> list[RecordPart]:
-    """Return the records of one run, with less reliable captured records of each name hidden.
+    """Return the files of one run's records, `parts`, with less reliable captured records of each name hidden.
 
-    Values that the run or a replay logged hide captured values of this name at other loop paths; at an equal path,
-    the logged values are preferred when rows are built. If a name was captured from several loggers, only the values from the
-    most reliable logger are shown.
+    Values of a name that the run or a replay logged hide captured values of the name at other loop paths; at the same
+    loop path, the logged values are preferred when rows are built. If a name was captured from several loggers, only
+    the values from the most reliable logger are shown.
     """
     sources = {id(part): captured_origin(part.summary.replay) for part in parts}
     if not any(sources.values()):

@@ -1,4 +1,8 @@
-"""Build the SQL of one table: its columns, its rows, and the order of rows, such as `"acc desc, epoch"`."""
+"""Build the SQL of one table: its columns, its rows, and the order of rows, such as `"acc desc, epoch"`.
+
+The kind of a value is its type, as in the SQL column `records.kind`. A value is unproved if a replay computed it,
+and it is not proved that the replay repeated the run exactly.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +42,7 @@ class OrderKey:
     """A column by which rows are ordered."""
 
     column: str
-    """Name of the column as the user wrote it."""
+    """Name of the column, as the user wrote the name."""
     descending: bool = False
 
 
@@ -79,10 +83,10 @@ def _unreadable(text: str) -> UsageError:
 
 
 def order_sql(label: str, kind: str, *, descending: bool) -> list[str]:
-    """Return SQL terms that order rows by one column, with rows without a value at the end.
+    """Return SQL terms that order rows by the column `label`, which has the kind `kind`; rows without a value come last.
 
-    Values that are not a number come after all numbers, in ascending and descending order. In a column of several
-    types, numbers come first, ordered by size, then all other values, ordered by their text.
+    NaN comes after all numbers, in ascending and descending order. In a column of several types, numbers come first,
+    ordered by size, then all other values, ordered by their text.
     """
     way = f"{'DESC' if descending else 'ASC'} NULLS LAST"
     column = ident(label)
@@ -103,11 +107,11 @@ RUN_COLUMNS = (
     *("status", "script", "version", "started", "ended", "exit_code", "host", "parent"),
     *("name", "tags", "note"),
 )
-"""Facts of runs that can be columns of a table."""
+"""Columns of the SQL table `runs` that can also be columns of a table of records."""
 MARK = "unproved"
-"""Name of the column that lists the unproved values of each row."""
+"""Name of the column that lists, for each row, the names whose values in this row are unproved."""
 _RUN = "r:run"
-"""Column of an order that sorts runs by their start."""
+"""Column name in an order that sorts runs by their start."""
 WORD = re.compile(r"""'(?:[^']|'')*'|"((?:[^"]|"")+)"|([^\W\d]\w*)""")
 _NEVER = frozenset(
     ("and", "or", "not", "in", "is", "null", "like", "between", "true", "false", "case", "when")
@@ -119,7 +123,8 @@ class TableQuery:
 
     `names` are the columns that the user asked for. Without `names`, the table has the names that tables show by
     default or, with `every`, all names. With `level`, only values that were logged in exactly `level` nested loops
-    are shown. With `interpolate`, missing numbers between known numbers are filled.
+    are shown. With `origins`, each name has a second column with the origins of its values. With `interpolate`,
+    missing numbers between known numbers are interpolated.
     """
 
     def __init__(
@@ -146,25 +151,25 @@ class TableQuery:
             self._logged = list(self._catalogue.names) if every else selected.names_by_default()
             self._facts = [f"a:{name}" for name in selected.args]
         for text in name_list:
-            # if a loop has this name, too, the logged value is meant
+            # if both a loop and a logged value have this name, the logged value is meant
             self._add(f"n:{text}" if text in self._catalogue.names else self.column_of(text))
         self.mark = ""
-        """Column that lists the unproved values of each row; empty if there is none."""
+        """Name of the column that lists the unproved values of each row; empty if there is no such column."""
         self.interpolated = ""
-        """Column that lists the interpolated values of each row; empty if there is none."""
+        """Name of the column that lists the interpolated values of each row; empty if there is no such column."""
         self.kinds: dict[str, str] = {}
-        """Mapping from the label of each column with recorded values to the kind of the column."""
+        """Label of each column of the answer with recorded values -> kind of the column."""
         self.labels: list[str] = []
-        """The names of the columns of the answer, as they were logged."""
+        """Labels of the columns of the answer. Unlike names in SQL, labels may differ in upper and lower case only."""
 
     @property
     def unproved(self) -> list[str]:
-        """Names of the columns of the answer that may hold unproved values."""
+        """Names of logged columns of the answer that may hold unproved values."""
         return [name for name in self._logged if name in self._selected.unproved]
 
     @property
     def _origins(self) -> Collection[str]:
-        """Names for which the SQL has a column of origins: to be shown, or to find unproved values."""
+        """Names for which the SQL has a column of origins, which is shown, or used to find unproved values."""
         return self._logged if self._shows_origins else self.unproved
 
     @property
@@ -181,9 +186,9 @@ class TableQuery:
             into.append(column)
 
     def column_of(self, text: str) -> str:
-        """Return the column that `text` names, with a prefix for what it holds; raise if there is no such column.
+        """Return the column that `text` names, with a prefix that says what it holds; raise if there is no such column.
 
-        The prefix is `n:` for logged values, `a:` for an argument, `l:` for a loop, `r:` for a fact of runs.
+        The prefix is `n:` for logged values, `a:` for an argument, `l:` for a loop, `r:` for one of `RUN_COLUMNS`.
         """
         column = self._find(text)
         if column is None:
@@ -193,7 +198,7 @@ class TableQuery:
         return column
 
     def _find(self, text: str) -> str | None:
-        """Return the column that `text` names, with a prefix as in `column_of`, or None."""
+        """Return the column that `text` names, with a prefix as in `column_of`, or None if there is no such column."""
         names, args = self._catalogue.names, self._selected.args
         short = text.removesuffix("_logged").removesuffix("_arg")
         for column, holds in (
@@ -244,7 +249,10 @@ class TableQuery:
         *,
         keys: bool = False,
     ) -> str:
-        """Return the SELECT of the table; with `keys`, only run, loop path and iterations of each row are selected."""
+        """Return the SELECT of the rows for which the condition `where` is true, ordered by `order`, at most `limit`.
+
+        With `keys`, only run, loop path and iterations of each row are selected.
+        """
         keys_of_order = [
             (self._order_column(key.column), key)
             for key in order_keys(order, lambda text: self._find(text) is not None)
@@ -302,7 +310,7 @@ class TableQuery:
         return f"SELECT {selected_columns} FROM ({text}) ORDER BY {order_by}{end}"
 
     def _order_column(self, text: str) -> str:
-        """Return the column that a key of the order names, also if upper and lower case differ."""
+        """Return the column, with its prefix, that the key `text` of an order names; upper and lower case may differ."""
         if text == "run":
             return _RUN
         all_names = (*self._catalogue.names, *self._selected.args, *self._all_loops)
@@ -312,7 +320,10 @@ class TableQuery:
     def _check_order(
         self, keys: list[tuple[str, OrderKey]], rows: RowPaths, deeper: Collection[str]
     ) -> None:
-        """Raise if rows cannot be ordered by one of the keys; `deeper` are names logged in loops inside the rows."""
+        """Raise if rows cannot be ordered by one of the `keys` (column with prefix, key as the user wrote it).
+
+        `deeper` are names that are logged in loops inside those of the rows.
+        """
         loops = self._catalogue.loops(rows.paths)
         for column, key_of_order in keys:
             name = column[2:]
@@ -339,7 +350,7 @@ class TableQuery:
         names: Iterable[str],
         facts: Iterable[str],
     ) -> list[str]:
-        """Return SQL terms for the order that the user asked for."""
+        """Return SQL terms that order the rows by `keys`: pairs of a column with its prefix, and the user's key."""
         loops = self._catalogue.loops(rows.paths)
         labels = _distinct(self._available(rows, names, facts))
         out: list[str] = []
@@ -358,17 +369,17 @@ class TableQuery:
         return out
 
     def _kind(self, name: str) -> str:
-        """Return the kind of the column of a logged name in the answer; an interpolated column holds floats."""
+        """Return the kind of the column of the logged name `name` in the answer: `float` if it is interpolated."""
         return "float" if self._fills(name) else self._catalogue.kind(name)
 
     def _fills(self, name: str) -> bool:
-        """Return True if missing values of a name are to be interpolated, which needs a column of numbers."""
+        """Return True if missing values of the logged name `name` are interpolated; its column must hold numbers."""
         if not self._interpolate or self._catalogue.kind(name) not in {"float", "int"}:
             return False
         return not any("long" in kinds for kinds in self._catalogue.names[name].values())
 
     def _first_records(self, rows: RowPaths, limit: int) -> SelectedRecords:
-        """Return the selected records without most of those that are not needed for the first `limit` rows."""
+        """Return records that suffice for the first `limit` rows: of the first runs, or of the first iterations."""
         if not self._logged:
             return self._selected
         selected = self._selected.first_runs(limit, self._logged)
@@ -391,12 +402,12 @@ class TableQuery:
         rows = rows_of(paths_by_name, fillable)
         if not rows.paths:
             return RowPaths(("",), frozenset({""}))
-        if fillable and "" not in rows.paths:  # a run without a known point has a row, too
+        if fillable and "" not in rows.paths:  # so that a run without a known point has a row
             return RowPaths(("", *rows.paths), rows.always_shown)
         return rows
 
     def _visible(self, rows: RowPaths) -> Iterator[tuple[str, tuple[str, str]]]:
-        """Yield the label of every column of the answer, with its SQL and its kind."""
+        """Yield (label, (SQL, kind)) of every column of the answer; the kind is "" if no recorded value is in it."""
         loops = self._catalogue.loops(rows.paths)
         yield "run", ("b.run", "")
         for loop in loops:
@@ -417,7 +428,7 @@ class TableQuery:
             yield self.interpolated, (self._fill_marks(loops), "")
 
     def _marks(self, loops: Iterable[str]) -> str:
-        """Return SQL for the names of the unproved values of a row, which is null if there are none."""
+        """Return SQL for a text with the names whose values in a row are unproved; it is null if there are none."""
         trusted = ", ".join(map(quoted, sorted(TRUSTED)))
         marks = [
             f"CASE WHEN b.{key('o', name)} NOT IN ({trusted}) "
@@ -427,7 +438,7 @@ class TableQuery:
         return _listed(marks)
 
     def _fill_marks(self, loops: Iterable[str]) -> str:
-        """Return SQL for the names of the interpolated values of a row, which is null if there are none."""
+        """Return SQL for a text with the names whose values in a row are interpolated; it is null if there are none."""
         return _listed(
             f"CASE WHEN b.{interpolated_column(name)} IS NOT NULL THEN {quoted(self._label(name, loops))} END"
             for name in self._logged
@@ -435,7 +446,7 @@ class TableQuery:
         )
 
     def _free_label(self, word: str, rows: RowPaths) -> str:
-        """Return `word`, with underscores if needed, as the name of a column, so that no other column has this name."""
+        """Return `word` as the name of a column; underscores are added if another column already has the name."""
         labels = {label.lower() for label, _ in self._visible(rows)}
         return next(
             label for k in range(len(labels) + 1) if (label := word + "_" * k) not in labels
@@ -444,7 +455,7 @@ class TableQuery:
     def _available(
         self, rows: RowPaths, names: Iterable[str], facts: Iterable[str]
     ) -> dict[str, tuple[str, str]]:
-        """Return the columns that a condition or an order may mention: SQL and kind by label."""
+        """Return the columns that a condition or an order may mention, as a mapping: label -> (SQL, kind)."""
         loops = self._catalogue.loops(rows.paths)
         out = dict(self._visible(rows))
         for name in names:
@@ -468,7 +479,7 @@ class TableQuery:
     def _rows_sql(
         self, names: list[str], rows: RowPaths, facts: list[str], selected: SelectedRecords
     ) -> str:
-        """Return SQL for all rows, with all columns that a condition or an order may mention."""
+        """Return SQL for all rows of the loop paths `rows`, with all columns that a condition or order may mention."""
         kinds = {name: self._catalogue.kind(name) for name in names}
         columns = {name: dict.fromkeys(self._catalogue.names[name], kinds[name]) for name in names}
 
@@ -494,7 +505,11 @@ class TableQuery:
     def _rows_containing(
         self, text: str, rows: RowPaths, names: list[str], facts: list[str], where: str
     ) -> str:
-        """Return SQL for those rows of `text` in which, or in whose inner loops, the condition `where` is true."""
+        """Return SQL for the rows of `text` (SQL) for which the condition `where` is true.
+
+        `where` mentions values that were logged in other loops than the rows, such as inner loops. A row is selected
+        if the condition is true at a point in the same iterations of the loops that the row and these values share.
+        """
         deeper = self._rows(names)
         inner = self._rows_sql(names, deeper, facts, self._selected)
         shared = min(
@@ -510,7 +525,7 @@ class TableQuery:
         return f"SELECT o.* FROM ({text}) o SEMI JOIN ({matching}) s ON {on}"
 
     def _mentioned(self, where: str) -> Iterator[str]:
-        """Yield the columns that the text of a condition mentions."""
+        """Yield the columns, each with its prefix as in `column_of`, that the condition `where` mentions."""
         for match in WORD.finditer(where):
             word = match[1].replace('""', '"') if match[1] else match[2]
             if word and not (match[2] and word.lower() in _NEVER):
@@ -522,22 +537,23 @@ class TableQuery:
 
 
 def _listed(marks: Iterable[str]) -> str:
-    """Return SQL that joins those of the `marks` that are not null by commas, or null if all are null."""
+    """Return SQL for a text that joins the `marks` (SQL) by commas, without nulls; it is null if all are null."""
     texts = ", ".join(marks)
     return f"nullif(concat_ws(', ', {texts}), '')" if texts else "NULL::VARCHAR"
 
 
 def _contains(name: str, word: str) -> bool:
-    """Return True if one of two names contains the other, as `train_loss` contains `loss`."""
+    """Return True if one of the two names contains the other, as `train_loss` contains `loss`."""
     short, long = sorted((name, word), key=len)
     return (len(short) > 2 and short in long) or long.endswith((f".{short}", f"/{short}"))
 
 
 def _in_order(steps: list[str]) -> list[str]:
-    """Return SQL terms that order the rows of one run as they were logged.
+    """Return SQL terms that order the rows of one run as they were logged; `steps` are SQL columns of iterations.
 
-    A row that only replays logged comes after the last row that the run itself logged, by iterations, before this
-    point in this outermost loop. If the run logged nothing in this loop, the row comes last.
+    A row whose values only replays logged comes after the run's own last row with earlier iterations of the same
+    outermost loop, or before the run's own first row of this loop. If the run itself logged nothing in this loop, the
+    row comes last.
     """
     own_number, outermost = ident("$s"), steps[0] if len(steps) > 1 else "NULL"
     previous_number = (
@@ -567,7 +583,7 @@ def at_level(catalogue: Catalogue, level: int) -> Catalogue:
 
 
 def _distinct(labels: Iterable[str]) -> dict[str, str]:
-    """Return a unique name for each label, because SQL does not distinguish `Loss` from `loss`.
+    """Return a mapping: label -> unique name for SQL, which does not distinguish `Loss` from `loss`.
 
     >>> _distinct(["loss", "Loss"])
     {'loss': 'loss', 'Loss': 'Loss_2'}
@@ -585,7 +601,7 @@ def _distinct(labels: Iterable[str]) -> dict[str, str]:
 
 
 def _common(a: str, b: str) -> int:
-    """Return how many of their outermost loops two loop paths share."""
+    """Return the number of outermost loops that the loop paths `a` and `b` have in common."""
     columns_a, columns_b = loop_columns(a), loop_columns(b)
     return next(
         (k for k, (x, y) in enumerate(zip(columns_a, columns_b, strict=False)) if x != y),

@@ -39,7 +39,7 @@ _QUIET = {
     "i18n.commitEncoding": "utf-8",
     "maintenance.auto": "false",
 }
-"""Overrides of user configuration that would start programs, write files or change bytes."""
+"""Git settings in place of those of the user, which could start programs, write files or change bytes."""
 _ALONE = {
     "GIT_ALLOW_PROTOCOL": "none",  # never fetch objects from a promisor remote
     "GIT_NO_LAZY_FETCH": "1",
@@ -53,13 +53,13 @@ _ALONE = {
     "GIT_TERMINAL_PROMPT": "0",
     "LC_ALL": "C",
 }
-"""Environment in which git reads only this database and starts no other program."""
+"""Environment variables with which git reads only this database and starts no other program."""
 
 _FOLDER = "40000"
 _SKIPPED = {b".git", b".hg", b".svn", b".rearview"}
 _NAME = re.compile("[0-9a-f]{40}")
 LARGEST = 1 << 28
-"""Most bytes of an object that are decompressed; sources are much smaller."""
+"""Most bytes of a git object that are decompressed; source files are much smaller."""
 
 
 class GitDatabase:
@@ -81,11 +81,11 @@ class GitDatabase:
         return str(self.git_dir)
 
     def has(self, tree: str) -> bool:
-        """Return True if the database has the tree."""
+        """Return True if the database has the tree with the object name `tree`."""
         return self._git("cat-file", "-t", tree, check=False).strip() == b"tree"
 
     def put_files(self, paths: Sequence[bytes]) -> list[str]:
-        """Store the unfiltered bytes of files of the work tree; return their object names in order."""
+        """Store files of the work tree as git blobs, without git's filters; return their object names in order."""
         root = os.fsencode(self.work_tree)
         # absolute paths, one per line: git resolves relative paths from the top of the repository
         absolute_paths = [root + b"/" + path for path in paths]
@@ -101,15 +101,15 @@ class GitDatabase:
         return [names[path] for path in absolute_paths]
 
     def put(self, data: bytes) -> str:
-        """Store bytes as a blob; return its object name."""
+        """Store `data` as a git blob; return its object name."""
         out = self._git("hash-object", "-w", "--no-filters", "--stdin", stdin=data)
         return out.decode().strip()
 
     def tree(self, base: str | None, changes: Mapping[bytes, Entry | None]) -> str:
-        """Store a tree that is `base` with `changes`; return its object name.
+        """Store a git tree that is `base` with `changes`; return its object name.
 
-        `base` is None for an empty tree. A path with None in `changes` is removed. A temporary index is used,
-        so that the user's index is neither read nor locked.
+        `base` is None for an empty tree. `changes` has the new entry of each changed path, or None for a path to
+        remove. A temporary index is used, so that the user's index is neither read nor locked.
         """
         make_folder(self._scratch)
         with tempfile.TemporaryDirectory(dir=self._scratch, prefix="index-") as folder:
@@ -126,7 +126,7 @@ class GitDatabase:
             return self._git("write-tree", env=env).decode().strip()
 
     def keep(self, name: str, tree: str, message: str) -> None:
-        """Create the ref `refs/rearview/<name>` to a tree, by a commit without a parent."""
+        """Create the ref `refs/rearview/<name>` to a commit of `tree`, which has this message and no parent."""
         commit = self._git("commit-tree", tree, "-F", "-", stdin=message.encode()).decode().strip()
         self._git("update-ref", REFS + name, commit)
 
@@ -147,7 +147,7 @@ class GitDatabase:
         return {ref.removeprefix(REFS): message for ref, message in pairs}
 
     def entries(self, tree: str) -> dict[bytes, Entry]:
-        """Return a mapping from the path of each file of a tree to its mode and object name."""
+        """Return a mapping from the path of each file of the git tree `tree` to (mode, object name)."""
         out: dict[bytes, Entry] = {}
         for line in self._git("ls-tree", "-r", "-z", "--full-tree", tree).split(b"\0"):
             if line:
@@ -157,7 +157,7 @@ class GitDatabase:
         return out
 
     def blobs(self, names: Iterable[str]) -> Iterator[bytes]:
-        """Yield the bytes of each blob in order."""
+        """Yield the bytes of the git blobs with these object `names`, in order; raise if one is missing."""
         names = list(names)
         if not names:
             return
@@ -177,7 +177,7 @@ class GitDatabase:
             at = end + 2 + size
 
     def raw(self, names: Iterable[str]) -> Iterator[tuple[str, bytes] | None]:
-        """Yield type and bytes of each object in order, or None for an object that is missing."""
+        """Yield (type, bytes) of each git object in order, or None for an object that is missing."""
         names = list(names)
         if not names:
             return
@@ -195,7 +195,7 @@ class GitDatabase:
             at = end + 2 + size
 
     def diff(self, a: str, b: str) -> str:
-        """Return the unified diff of two trees."""
+        """Return the unified diff from the git tree `a` to the git tree `b`."""
         plain = (
             "--no-ext-diff",
             "--no-textconv",
@@ -207,7 +207,7 @@ class GitDatabase:
         return out.decode("utf-8", "replace")
 
     def listed(self) -> Iterator[tuple[bool, bytes]]:
-        """Yield for each file that is not ignored: whether git tracks it, and its path in the work tree.
+        """Yield (whether git tracks the file, path in the work tree) for each file that git does not ignore.
 
         The user's index says which files are tracked; a git directory that Rearview made tracks none. A folder
         that is a separate repository (a submodule, a nested clone) is listed as one path with a trailing `/`.
@@ -222,7 +222,7 @@ class GitDatabase:
                 yield line[:1] != b"?", path
 
     def ignores_all(self) -> bool:
-        """Return True if the repository around the work tree ignores its folder."""
+        """Return True if the git repository around the work tree ignores the folder of the work tree."""
         result = run_git(["check-ignore", "-q", "--", "."], cwd=self.work_tree)
         return result.returncode == 0
 
@@ -234,7 +234,7 @@ class GitDatabase:
         check: bool = True,
     ) -> bytes:
         extra = dict(env or {})
-        if self.own:  # for the user's repository, git finds the folder, also from linked work trees
+        if self.own:  # of the user's repository, git itself finds the git directory
             extra |= {"GIT_DIR": str(self.git_dir), "GIT_WORK_TREE": str(self.work_tree)}
         umask = _umask_of(self.git_dir) if self.own else -1
         result = run_git(list(args), cwd=self.work_tree, stdin=stdin, env=extra, umask=umask)
@@ -249,7 +249,7 @@ class GitDatabase:
 
 
 def _umask_of(git_dir: Path) -> int:
-    """Return the umask with which git writes into a git directory that Rearview made."""
+    """Return the umask with which git gives files in `git_dir`, which Rearview made, the mode of the store."""
     return 0o777 & ~folder_mode(git_dir.parent)
 
 
@@ -291,7 +291,7 @@ def run_git(
 
 @contextlib.contextmanager
 def empty_repository(files: Path) -> Iterator[GitDatabase]:
-    """Provide a temporary bare repository, with Rearview's configuration only, whose work tree is `files`."""
+    """Provide a temporary bare git repository, with Rearview's configuration only, whose work tree is `files`."""
     with tempfile.TemporaryDirectory(prefix="rearview-git-") as folder:
         git_dir = Path(folder)
         create_bare_repository(git_dir)
@@ -299,7 +299,7 @@ def empty_repository(files: Path) -> Iterator[GitDatabase]:
 
 
 def create_bare_repository(git_dir: Path) -> None:
-    """Create an empty bare repository in a folder."""
+    """Create an empty bare git repository in the folder `git_dir`."""
     for folder in ("objects", "refs/heads"):
         make_folder(git_dir / folder)
     config = b"[core]\n\trepositoryformatversion = 0\n\tbare = true\n"
@@ -308,7 +308,7 @@ def create_bare_repository(git_dir: Path) -> None:
 
 
 def has_git(cwd: Path) -> bool:
-    """Return True if git can be called."""
+    """Return True if git is installed and can be called."""
     try:
         return run_git(["--version"], cwd=cwd).returncode == 0
     except VersionError:
@@ -316,10 +316,10 @@ def has_git(cwd: Path) -> bool:
 
 
 def repository(root: Path) -> Path | None:
-    """Return the git directory of the repository around `root`, or None.
+    """Return the git directory of the git repository around `root`, or None if it cannot be used.
 
-    Return None if there is no repository, if git is missing or refuses the folder, or if the git directory is
-    read-only.
+    It cannot be used if there is no repository, if git is missing or refuses the folder, if the repository has
+    another work tree, or if the git directory is read-only.
     """
     with contextlib.suppress(VersionError, OSError):
         options = ["--is-inside-work-tree", "--git-common-dir", "--show-toplevel"]
@@ -327,7 +327,7 @@ def repository(root: Path) -> Path | None:
         lines = result.stdout.split(b"\n")
         if result.returncode == 0 and lines[0] == b"true":
             git_dir = Path(root, os.fsdecode(lines[1])).resolve()
-            # a repository may be configured with another work tree, which is not the project
+            # a repository may be configured with a work tree that does not contain the project
             top, project_root = Path(os.fsdecode(lines[2])).resolve(), root.resolve()
             if top != project_root and top not in project_root.parents:
                 return None
@@ -355,23 +355,24 @@ class LooseDatabase:
         return str(self.git_dir)
 
     def has(self, tree: str) -> bool:
-        """Return True if the database has the tree."""
+        """Return True if the database has the tree with the object name `tree`."""
         return bool(_NAME.fullmatch(tree)) and (
             self._path(tree).is_file() or self._read_from_pack(tree) is not None
         )
 
     def put_files(self, paths: Sequence[bytes]) -> list[str]:
-        """Store the unfiltered bytes of files of the work tree; return their object names in order."""
+        """Store files of the work tree as git blobs, without git's filters; return their object names in order."""
         return [self.put(Path(self.work_tree, os.fsdecode(p)).read_bytes()) for p in paths]
 
     def put(self, data: bytes) -> str:
-        """Store bytes as a blob; return its object name."""
+        """Store `data` as a git blob; return its object name."""
         return self._write(b"blob", data)
 
     def tree(self, base: str | None, changes: Mapping[bytes, Entry | None]) -> str:
-        """Store a tree that is `base` with `changes`; return its object name.
+        """Store a git tree that is `base` with `changes`; return its object name.
 
-        `base` is None for an empty tree. A path with None in `changes` is removed.
+        `base` is None for an empty tree. `changes` has the new entry of each changed path, or None for a path to
+        remove.
         """
         entries = self.entries(base) if base else {}
         for path, entry in changes.items():
@@ -382,7 +383,7 @@ class LooseDatabase:
         return self._folder(entries)
 
     def _folder(self, files: Mapping[bytes, Entry]) -> str:
-        """Store the tree of a folder and of the folders in it; return its object name."""
+        """Store the tree of a folder with these `files`, and the trees of its subfolders; return its object name."""
         inner: dict[bytes, dict[bytes, Entry]] = {}
         lines: list[tuple[bytes, bytes]] = []
         for path, (mode, name) in files.items():
@@ -400,7 +401,7 @@ class LooseDatabase:
         return self._write(b"tree", b"".join(line for _, line in sorted(lines)))
 
     def keep(self, name: str, tree: str, message: str) -> None:
-        """Create the ref `refs/rearview/<name>` to a tree, by a commit without a parent."""
+        """Create the ref `refs/rearview/<name>` to a commit of `tree`, which has this message and no parent."""
         author = f"rearview <rearview@localhost> {int(time.time())} +0000"
         text = f"tree {tree}\nauthor {author}\ncommitter {author}\n\n{message}"
         file = self.git_dir / REFS / name
@@ -416,7 +417,7 @@ class LooseDatabase:
         """Return a mapping from the name of each ref below `refs/rearview/` to its tree."""
         out = {}
         for name, commit in self.refs().items():
-            with contextlib.suppress(VersionError):  # damaged: `verify` says so
+            with contextlib.suppress(VersionError):  # `verify` reports a damaged commit
                 out[name] = tree_of(self._read(commit, b"commit"))
         return out
 
@@ -425,13 +426,13 @@ class LooseDatabase:
         out = {}
         for name, commit in self.refs().items():
             if name.startswith(below):
-                with contextlib.suppress(VersionError):  # damaged: `verify` says so
+                with contextlib.suppress(VersionError):  # `verify` reports a damaged commit
                     text = self._read(commit, b"commit").partition(b"\n\n")[2]
                     out[name] = text.decode("utf-8", "replace")
         return out
 
     def refs(self) -> dict[str, str]:
-        """Return a mapping from the name of each ref below `refs/rearview/` to its content, without checking it."""
+        """Return a mapping from the name of each ref below `refs/rearview/` to its commit, which may be damaged."""
         out = {}
         with contextlib.suppress(OSError):
             for line in (self.git_dir / "packed-refs").read_text("utf-8", "replace").splitlines():
@@ -446,7 +447,7 @@ class LooseDatabase:
         return out
 
     def entries(self, tree: str) -> dict[bytes, Entry]:
-        """Return a mapping from the path of each file of a tree to its mode and object name."""
+        """Return a mapping from the path of each file of the git tree `tree` to (mode, object name)."""
         out: dict[bytes, Entry] = {}
         todo = [(b"", tree)]
         while todo:
@@ -459,12 +460,12 @@ class LooseDatabase:
         return dict(sorted(out.items()))
 
     def blobs(self, names: Iterable[str]) -> Iterator[bytes]:
-        """Yield the bytes of each blob in order."""
+        """Yield the bytes of the git blobs with these object `names`, in order; raise if one is missing."""
         for name in names:
             yield self._read(name, b"blob")
 
     def diff(self, a: str, b: str) -> str:
-        """Return the unified diff of two trees."""
+        """Return the unified diff from the git tree `a` to the git tree `b`."""
         old, new = self.entries(a), self.entries(b)
         out: list[str] = []
         for path in sorted(old.keys() | new.keys()):
@@ -479,9 +480,9 @@ class LooseDatabase:
         return data.decode("utf-8", "replace").splitlines(keepends=True)
 
     def listed(self) -> Iterator[tuple[bool, bytes]]:
-        """Yield False (no file is tracked) and the path in the work tree, for each file.
+        """Yield (False, path in the work tree) for each file; False means that git does not track the file.
 
-        Ignored files are left out if git is installed, which knows the rules.
+        If git is installed, files that its rules ignore are left out.
         """
         if has_git(self.work_tree):
             with empty_repository(self.work_tree) as git:
@@ -494,7 +495,7 @@ class LooseDatabase:
                 yield False, os.path.relpath(os.path.join(folder, name), top)  # noqa: PTH118
 
     def ignores_all(self) -> bool:
-        """Return False, because there is no repository around the folder that could ignore the folder."""
+        """Return False: there is no git repository around the work tree that could ignore its folder."""
         return False
 
     def _path(self, name: str) -> Path:
@@ -512,7 +513,7 @@ class LooseDatabase:
         return name
 
     def raw(self, names: Iterable[str]) -> Iterator[tuple[str, bytes] | None]:
-        """Yield type and bytes of each object in order, unchecked, or None for an object that cannot be read."""
+        """Yield (type, bytes) of each git object in order, or None if it cannot be read; the hash is not checked."""
         for name in names:
             content = self._object_file_content(name) if _NAME.fullmatch(name) else None
             content = self._read_from_pack(name) if content is None else content
@@ -536,9 +537,9 @@ class LooseDatabase:
         return data
 
     def _object_file_content(self, name: str) -> bytes | None:
-        """Return the bytes of the file of an object, with git's header, unchecked.
+        """Return the decompressed bytes of the file of the git object `name`, with git's header.
 
-        Return b"" if the file is damaged, and None if there is no file.
+        The hash is not checked. Return b"" if the file cannot be decompressed, and None if there is no file.
         """
         with contextlib.suppress(OSError, zlib.error):
             unpack = zlib.decompressobj()
@@ -547,7 +548,10 @@ class LooseDatabase:
         return b"" if self._path(name).exists() else None
 
     def _read_from_pack(self, name: str) -> bytes | None:
-        """Return an object, with git's header, that git has read from a pack, or None if no pack holds it."""
+        """Return the bytes of the git object `name`, with git's header, as git reads them from a pack.
+
+        Return None if no pack holds the object, or git is not installed.
+        """
         packs = sorted((self.git_dir / "objects" / "pack").glob("*.*"))
         if not packs or not has_git(self.work_tree):
             return None
@@ -572,17 +576,17 @@ class LooseDatabase:
 
 
 def _name_of(content: bytes) -> str:
-    """Return the object name (SHA-1) of an object with its header."""
+    """Return the object name (SHA-1) of a git object, given its bytes with git's header."""
     return hashlib.sha1(content, usedforsecurity=False).hexdigest()
 
 
 def tree_of(commit: bytes) -> str:
-    """Return the object name of the tree in the text of a commit."""
+    """Return the object name of the tree of a commit, given the bytes of the commit."""
     return commit.split(b"\n", 1)[0].removeprefix(b"tree ").decode("ascii", "replace")
 
 
 def rows_of(tree: bytes, size: int = 20) -> Iterator[tuple[str, bytes, str]]:
-    """Yield mode, file name and object name of each entry of a tree; a hash has `size` bytes."""
+    """Yield (mode, file name, object name) of each entry of a git tree, given its bytes; a hash has `size` bytes."""
     at = 0
     while at < len(tree):
         end = tree.find(b"\0", at)

@@ -21,23 +21,23 @@ from rearview.store.project import FOLDER
 from rearview.store.versions.git_database import Entry, GitDatabase
 
 CACHE_FORMAT = 2
-"""From 2 on, the cache file begins with the CRC (four bytes) of the bytes that follow."""
+"""Format of the cache file. From format 2 on, it begins with the CRC (four bytes) of the bytes that follow."""
 LARGEST_NOTEBOOK = 256 << 20
-"""Largest notebook in bytes that is read. The limit is high because most bytes are outputs, which are not stored."""
+"""Most bytes of a notebook that is read. The limit is high because most bytes are outputs, which are not stored."""
 MANY, MUCH = 5_000, 64 << 20
-"""If a project has more untracked files or bytes than this, only code is taken of the untracked files."""
+"""If a project has more untracked files than `MANY` or more bytes in them than `MUCH`, only those with code are stored."""
 SETTLED = 1_000_000_000
-"""Nanoseconds that must pass after a change until a second change certainly gets another modification time."""
+"""Nanoseconds after a change of a file until a second change certainly gives the file another modification time."""
 
 CODE = frozenset(
     b".py .pyi .pyx .pxd .ipynb .toml .cfg .ini .yaml .yml .sh .sql .c .cc .cpp .h .hpp .cu .cuh "
     b".jinja .j2 .gin .r .jl .rs .go .js .ts".split()
 )
-"""Suffixes of code and configuration, which are taken even if a project has many untracked files."""
+"""Suffixes of code and configuration files, which are stored even if a project has many untracked files."""
 CODE_TEXT = frozenset(
     b".py .pyi .pyx .pxd .ipynb .c .cc .cpp .h .hpp .cu .cuh .r .jl .rs .go".split()
 )
-"""Suffixes of code, which is stored even if it contains a secret."""
+"""Suffixes of code files, which are stored even if they contain a secret."""
 BINARY = frozenset(
     b".npy .npz .pt .pth .ckpt .safetensors .bin .onnx .h5 .hdf5 .parquet .arrow .feather .pkl "
     b".pickle .joblib .zip .gz .bz2 .xz .zst .tar .tgz .7z .jpg .jpeg .png .gif .bmp .webp .tif "
@@ -52,7 +52,10 @@ SKIP_FOLDERS = frozenset(
 
 
 class FileFacts(msgspec.Struct, array_like=True):
-    """Facts of one file when its content was last read; `oid` is empty if the file is not source."""
+    """Times, size, inode and mode of one file when its content was last read, and its object name in git (`oid`).
+
+    `oid` is empty if the file is not source.
+    """
 
     mtime: int
     ctime: int
@@ -63,7 +66,7 @@ class FileFacts(msgspec.Struct, array_like=True):
 
 
 class ScanCache(msgspec.Struct):
-    """The files that the last scan found, so that unchanged files are not opened again."""
+    """The files that the last scan of a project found, so that unchanged files are not opened again."""
 
     format: int = CACHE_FORMAT
     place: str = ""
@@ -74,7 +77,10 @@ class ScanCache(msgspec.Struct):
 
     @classmethod
     def read(cls, file: Path, place: str, limit: int) -> ScanCache:
-        """Return the cache in `file`, or an empty cache if the file is unreadable or of another database or limit."""
+        """Return the cache in `file`, or an empty cache if the file is unreadable or for another `place` or `limit`.
+
+        `place` is the folder of the git database, `limit` the most bytes of a source file.
+        """
         with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
             data = file.read_bytes()
             if crc32(data[4:]).to_bytes(4, "little") != data[:4]:
@@ -98,15 +104,15 @@ class Database(Protocol):
     work_tree: Path
 
     def listed(self) -> Iterator[tuple[bool, bytes]]:
-        """Yield for each file that is not ignored: whether git tracks it, and its path."""
+        """Yield (whether git tracks the file, path) for each file of the work tree that git does not ignore."""
         ...
 
     def put(self, data: bytes) -> str:
-        """Store bytes as a blob; return its object name."""
+        """Store `data` as a git blob; return its object name."""
         ...
 
     def put_files(self, paths: list[bytes]) -> list[str]:
-        """Store files of the work tree as blobs; return their object names."""
+        """Store files of the work tree as git blobs; return their object names, in the order of `paths`."""
         ...
 
 
@@ -119,14 +125,14 @@ class SourceScan:
     """Paths of files that changed since the last scan, so that their content must be read."""
 
     def entries(self) -> dict[bytes, Entry]:
-        """Return mode and oid of each file that is source, as git's tree holds them."""
+        """Return a mapping: path of each file that is source -> (mode, object name), as git stores them in a tree."""
         return {
             path: (_mode(facts.mode), facts.oid) for path, facts in self.files.items() if facts.oid
         }
 
 
 def scan_source(database: Database, cache: ScanCache) -> SourceScan:
-    """Find the source files, and store the content of files that changed since the scan of `cache`."""
+    """Return the source files of a project, after storing the content of those that changed since the scan of `cache`."""
     out, listing = SourceScan(), dict(_list_files(database, b""))
     for path in _source_paths(listing):
         facts, cached = listing[path][1], cache.files.get(path)
@@ -150,7 +156,7 @@ def _store_changed(database: Database, scan: SourceScan, limit: int) -> None:
                 facts.oid = _put_notebook(database, absolute_path, limit)
             elif _is_text(path, absolute_path) and not _is_secret(path, absolute_path):
                 texts.append(path)
-        except OSError:  # removed or made unreadable since the listing: not part of this version
+        except OSError:  # the file was removed or made unreadable since it was listed: leave it out
             del scan.files[path]
     try:
         names = database.put_files(texts)
@@ -168,20 +174,26 @@ def _put_one(database: Database, absolute_path: bytes) -> str:
 
 
 def _put_notebook(database: Database, absolute_path: bytes, limit: int) -> str:
-    """Store a notebook without outputs and execution counts, so that executing it does not change the version."""
+    """Store a notebook without outputs and execution counts, so that executing it does not change the version.
+
+    Return its object name, or "" if it has more than `limit` bytes without them.
+    """
     data = without_outputs(Path(os.fsdecode(absolute_path)).read_bytes())
     return database.put(data) if len(data) <= limit else ""
 
 
 def _put_link(database: Database, absolute_path: bytes) -> str:
-    """Store a link as a link, not the file behind it: the target may be outside the project."""
+    """Store the target path of a link, not the file behind it, which may be outside the project; return its object name."""
     return database.put(os.readlink(absolute_path))  # noqa: PTH115
 
 
 def _list_files(
     database: Database, prefix: bytes
 ) -> Iterator[tuple[bytes, tuple[bool, FileFacts]]]:
-    """Yield path, whether git tracks it, and facts of every file; repositories inside the project are included."""
+    """Yield (path, (whether git tracks the file, its facts)) for every file that git does not ignore.
+
+    `prefix` is put before each path. Files in git repositories inside the work tree are included.
+    """
     top = os.open(database.work_tree, os.O_RDONLY | os.O_DIRECTORY)
     try:
         for tracked, path in database.listed():
@@ -198,7 +210,8 @@ def _list_files(
                 yield prefix + path, (tracked, FileFacts(*times, facts.st_size, facts.st_ino, kind))
             elif stat.S_ISDIR(kind) and isinstance(database, GitDatabase):
                 inner = database.work_tree / os.fsdecode(path)
-                if (inner / ".git").exists():  # a submodule that is checked out, or a clone
+                # a folder with `.git` is a submodule that is checked out, or a clone
+                if (inner / ".git").exists():
                     below = GitDatabase(inner / ".git", inner, inner, own=False)
                     yield from _list_files(below, prefix + path.rstrip(b"/") + b"/")
     finally:
@@ -206,7 +219,10 @@ def _list_files(
 
 
 def _source_paths(listing: Mapping[bytes, tuple[bool, FileFacts]]) -> Iterator[bytes]:
-    """Yield the paths of files that may be source: tracked files, and untracked files unless they are too many."""
+    """Yield the paths of files that may be source: tracked files, and untracked files, without files of secrets.
+
+    If there are too many untracked files (see `MANY`), only those with code are included.
+    """
     untracked_sizes = [facts.size for path, (tracked, facts) in listing.items() if not tracked]
     only_code = (
         len(untracked_sizes) > MANY
@@ -215,7 +231,8 @@ def _source_paths(listing: Mapping[bytes, tuple[bool, FileFacts]]) -> Iterator[b
     for path in sorted(listing):
         name = path.rsplit(b"/", 1)[-1]
         if is_secret_file(os.fsdecode(path)):
-            continue  # even if tracked: a version may be sent to places where the repository is not
+            # skip the file even if git tracks it: a version may be copied to places where the repository is not
+            continue
         if not listing[path][0]:
             if only_code and not (_suffix(name) in CODE or name.startswith(b"requirements")):
                 continue
@@ -230,9 +247,9 @@ def _is_text(path: bytes, absolute_path: bytes) -> bool:
 
 
 def _is_secret(path: bytes, absolute_path: bytes) -> bool:
-    """Return True if a file that is not code holds a private key or a token."""
+    """Return True if the file is not code, and holds a private key or a token."""
     if _suffix(path) in CODE_TEXT:
-        return False  # without its code a run could not be replayed; and the store is private
+        return False  # a run cannot be replayed without its code; and the store is private
     with open(absolute_path, "rb") as file:  # noqa: PTH123
         return holds_secret(file.read())
 

@@ -29,17 +29,17 @@ from rearview.store.versions.git_database import (
 Database = GitDatabase | LooseDatabase
 _LINK = "120000"
 _MODULE = "160000"
-"""Mode of a submodule, whose commit is not stored here."""
+"""Mode of a submodule in a git tree; the commit of a submodule is not stored here."""
 _NAME = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 _DERIVED = re.compile(r"derived from ([0-9a-f]+)\s*$")
 WORKTREE = "worktree"
-"""Word that the user may write where a version or run is expected; it means the current source."""
+"""Word that the user may write in place of a version or run; it means the current source of the project."""
 MOST_CACHED = 64
-"""Most versions whose lists of files are cached."""
+"""Most versions whose lists of files are cached in memory."""
 
 
 class Damage(NamedTuple):
-    """An object of a version that is missing or damaged."""
+    """A git object of a version that is missing or damaged."""
 
     database: Database
     name: str
@@ -50,7 +50,10 @@ class Damage(NamedTuple):
 
     @property
     def file(self) -> Path:
-        """The file to report: that of the object if it exists, else that of the ref; for the user's git, its folder."""
+        """The path to report to the user: the file of the damaged object if it exists, else the file of the ref.
+
+        In the user's git repository, this is the git directory.
+        """
         if not isinstance(self.database, LooseDatabase):
             return self.database.git_dir
         object_file = self.database.git_dir / "objects" / self.oid[:2] / self.oid[2:]
@@ -58,14 +61,15 @@ class Damage(NamedTuple):
 
     @property
     def ref(self) -> Path:
-        """The file that holds the ref."""
+        """The file that holds the ref of the version."""
         return self.database.git_dir / REFS / self.name
 
 
 def _first_damage(database: Database, top: str, intact: set[str]) -> tuple[str, str] | None:
-    """Return the first object at or below `top` that is missing or damaged, with the damage in words.
+    """Return (object name, damage in words) of the first missing or damaged object at or below the object `top`.
 
-    Return None if there is no such object; then all read objects are added to `intact`, which are not read again.
+    Return None if there is no such object; then all objects that were read are added to `intact`. Objects in
+    `intact` are not read again.
     """
     todo = [top]
     visited: set[str] = set()
@@ -84,7 +88,8 @@ def _first_damage(database: Database, top: str, intact: set[str]) -> tuple[str, 
             elif kind == "tree":
                 size = len(name) // 2
                 todo += [oid for mode, _, oid in rows_of(data, size) if mode != _MODULE]
-    intact |= visited  # not after a damage: the trees above a damaged object are not intact
+    # only now: if an object is damaged, the trees that contain it must be read again for the next version
+    intact |= visited
     return None
 
 
@@ -99,20 +104,20 @@ class Versions:
 
     If the project is in a git repository, its versions are stored in the object database of the repository,
     under `refs/rearview/runs/<run>` and `refs/rearview/derived/<version>`; nothing else in the repository
-    is written. Else they are stored in `.rearview/versions.git_database`.
+    is written. Else they are stored in `.rearview/versions.git`.
     """
 
     def __init__(self, project: Project, settings: Settings) -> None:
         self._project = project
         self._limit = settings.max_source
         self._scratch = project.cache / "versions"
-        self._own = project.store / "versions.git_database"
+        self._own = project.store / "versions.git"
         self._database_in_use: Database | None = None
         self._entries_cache: dict[str, tuple[Database, dict[bytes, Entry]]] = {}
-        """Cache of the database and the files of each version, which never change."""
+        """Version -> (its database, its files by path): a cache, because these never change."""
 
     def save(self, run: str) -> str:
-        """Store the current source of the project for `run`; return the version.
+        """Store the current source of the project as the version of `run`; return the version.
 
         The source is all text files, tracked by git or not, without ignored, large and binary files.
         """
@@ -126,8 +131,8 @@ class Versions:
         try:
             return self._save(database, run)
         except (VersionError, OSError):
-            # the cache may name objects that were removed: scan again without the cache; if this fails, too,
-            # the repository may be read-only: use a database of Rearview
+            # The cache may name objects that were removed: scan again without the cache. If this fails, too,
+            # the user's repository may be read-only: use a database of Rearview.
             (self._scratch / "seen").unlink(missing_ok=True)
         try:
             return self._save(database, run)
@@ -165,14 +170,14 @@ class Versions:
             path: entry for path, entry in entries.items() if old_entries.get(path) != entry
         }
         changes |= dict.fromkeys(old_entries.keys() - entries.keys())
-        # removals first: a file may replace a folder
+        # removals first, because a file may replace a folder
         changes = dict(sorted(changes.items(), key=lambda item: item[1] is not None))
         return database.tree(cache.tree, changes) if changes else cache.tree
 
     def derive(self, version: str, changes: Mapping[str, bytes | None]) -> str:
         """Store a new version that is `version` with changed files; return the new version.
 
-        `changes` has the new content of each changed file by path, None for a file to remove.
+        `changes` has the new content of each changed file by path, or None for a file to remove.
         """
         database, old_entries = self._look(version)
         entries: dict[bytes, Entry | None] = {}
@@ -185,7 +190,8 @@ class Versions:
             )
             entries[key] = None if data is None else (mode, database.put(data))
         tree = database.tree(version, entries)
-        database.keep(f"derived/{tree}", tree, f"derived from {version}\n")  # as `parents` reads it
+        # the method `parents` reads this message
+        database.keep(f"derived/{tree}", tree, f"derived from {version}\n")
         return tree
 
     def files(self, version: str) -> dict[str, bytes]:
@@ -196,9 +202,9 @@ class Versions:
         return {os.fsdecode(path): data for path, data in zip(names, blobs, strict=True)}
 
     def packed(self, version: str) -> dict[str, tuple[str, bytes]]:
-        """Return a mapping from the path of every file and link of a version to mode and content.
+        """Return a mapping from the path of every file and link of a version to (mode, content).
 
-        Another store can adopt the version with this mapping.
+        `adopt` stores the version in another store from this mapping.
         """
         database, entries = self._look(version)
         blobs = database.blobs([name for _, name in entries.values()])
@@ -208,7 +214,7 @@ class Versions:
         }
 
     def adopt(self, run: str, packed: Mapping[str, tuple[str, bytes]]) -> str:
-        """Store a version that `packed` returned in another store, for `run`; return the version."""
+        """Store a version of another store, as `packed` returned it there, as the version of `run`; return the version."""
         database = self._database()
         entries: dict[bytes, Entry | None] = {
             os.fsencode(path): (mode, database.put(data)) for path, (mode, data) in packed.items()
@@ -257,10 +263,10 @@ class Versions:
                 file.chmod(0o700 if mode == "100755" else 0o600)
 
     def _exported_target(self, path: str, link: str) -> str:
-        """Return the target to give an exported link.
+        """Return the target for an exported link, which is at `path` in the version and has the target `link` there.
 
-        A relative link out of the project gets an absolute target, because the folder of the export is at another
-        place than the project.
+        If the link is relative and leads out of the project, the target is made absolute, because the export is in
+        another folder than the project.
         """
         target = os.path.normpath(os.path.join(os.path.dirname(path), link))  # noqa: PTH118, PTH120
         if target.startswith("..") and not os.path.isabs(link):  # noqa: PTH117
@@ -304,7 +310,7 @@ class Versions:
         return out
 
     def damage(self) -> Iterator[Damage]:
-        """Read every object of every version; yield the first damaged object of each damaged version."""
+        """Read every git object of every version; yield the first damaged object of each damaged version."""
         for database in self._all():
             if database.own and not (database.git_dir / "HEAD").is_file():
                 continue
@@ -329,7 +335,7 @@ class Versions:
                 database.drop(f"derived/{version}")
 
     def _look(self, version: str) -> tuple[Database, dict[bytes, Entry]]:
-        """Return the database that holds a version, and the files of the version by path."""
+        """Return (database that holds a version, entries of the files of the version by path)."""
         if version not in self._entries_cache:
             if len(self._entries_cache) >= MOST_CACHED:
                 self._entries_cache.clear()
@@ -353,7 +359,7 @@ class Versions:
         )
 
     def _all(self) -> list[Database]:
-        """Return the database in use, and that of the store if it also exists."""
+        """Return the database in use and, if this is the user's repository, also that of the store if it exists."""
         database = self._database()
         if database.own or not (self._own / "HEAD").is_file():
             return [database]
@@ -375,7 +381,7 @@ class Versions:
 
 
 def _check_path(path: bytes, version: str) -> None:
-    """Raise if a path would be outside the folder of its version."""
+    """Raise if a path of a version leads outside the folder to which the version is exported, or into `.git`."""
     if not {b"", b".", b"..", b".git"}.isdisjoint(path.lower().split(b"/")):
         raise VersionError(
             f"Version {version[:12]} has a file named {os.fsdecode(path)!r}, which would land "
@@ -385,7 +391,7 @@ def _check_path(path: bytes, version: str) -> None:
 
 
 def _clock(folder: Path) -> int:
-    """Return the current time by the clock of the file system, which also sets the modification times of files."""
+    """Return the current time in nanoseconds by the clock that sets the modification times of files in `folder`."""
     make_folder(folder)
     file = folder / f".clock.{os.getpid()}"
     try:
