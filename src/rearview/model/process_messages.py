@@ -52,8 +52,7 @@ class Control(msgspec.Struct, frozen=True, omit_defaults=True):
     """Signals at which the run saves its state before the next iteration and exits with `EXIT_PAUSED`."""
     exit_every: float | None = None
     """Seconds after which the run saves its state and exits without a signal, for batch systems that then transfer
-    files;
-    None: no such limit.
+    files; None: no such limit.
     """
     remote: str | None = None
     """Address of the remote to which the run is pushed, so that another machine can resume the run; None: do not
@@ -110,8 +109,7 @@ class SetupStart(msgspec.Struct, frozen=True):
 
     statements: int | None
     """How many top-level statements of the script the segments share. None: all statements before the main loop,
-    because the
-    segments are of one run.
+    because the segments are of one run.
     """
     loops: tuple[str, ...] = ()
     """Ids of the loops at whose first entry the set-up ends."""
@@ -133,8 +131,7 @@ class SpawnRequest(msgspec.Struct, frozen=True, tag=True):
     """Seconds that the segment has waited until the fork server had made its imports."""
     setup: SetupStart | None = None
     """Request for a process that runs a shared set-up and then forks segments, or None. The socket of such a process
-    comes
-    with this message.
+    comes with this message.
     """
 
 
@@ -183,16 +180,14 @@ class SegmentFile(msgspec.Struct, frozen=True, omit_defaults=True):
     """Id of the outermost loop whose iterations are divided among segments; empty if there is none."""
     ranges: dict[str, list[tuple[int, int]]] = {}
     """Id of the main loop, or of a loop directly inside it -> requested iterations, as (first, after the last). All
-    iterations
-    are requested of a loop that is not listed.
+    iterations are requested of a loop that is not listed.
     """
     spans: dict[str, dict[int, tuple[int, int]]] = {}
     """Id of an inner loop -> iteration of the main loop -> requested iterations of the inner loop, as (first, after the
     last)."""
     owed: dict[str, int] = {}
     """Id of a loop in which requested values are logged -> how many iterations of the loop the run counted. If the
-    replay has
-    fewer iterations, values are missing.
+    replay has fewer iterations, values are missing.
     """
     after: bool = False
     """Whether values that are logged after the outermost loops are requested, too."""
@@ -210,8 +205,7 @@ class SegmentFile(msgspec.Struct, frozen=True, omit_defaults=True):
     """Path of a file -> line of a loop -> id that the loop had in the recorded version."""
     kinds: dict[str, str] = {}
     """Name -> kind of the values (such as a number or a text) that other versions logged under it. A probe that logs
-    another
-    kind of value is in the wrong place.
+    another kind of value is in the wrong place.
     """
 
 
@@ -283,8 +277,7 @@ def read_replay_start(values: Mapping[str, Any]) -> ReplayStart:
     """Return a `ReplayStart` from its stored fields; unknown fields are ignored.
 
     If a field cannot be read, the result has no `names`. A backfill then computes the values again, because the replay
-    may
-    have logged fewer values than the readable fields say.
+    may have logged fewer values than the readable fields say.
 
     >>> read_replay_start({"names": ["w"], "covered": [0, 3], "color": "red"}).names
     ('w',)

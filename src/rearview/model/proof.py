@@ -131,8 +131,7 @@ def worst(proofs: Iterable[Proof]) -> Proof | None:
     """Return the proof with the worst verdict, which decides for all replays of a run, or None if no proof counts.
 
     A proof with the verdict REDONE does not count, because the second try has a proof of its own. Of several proofs
-    with
-    the worst verdict, the first is returned.
+    with the worst verdict, the first is returned.
 
     >>> print(worst([Proof(Verdict.EXACT), Proof(Verdict.REDONE, "x"), Proof(Verdict.UNPROVED)]))
     unproved

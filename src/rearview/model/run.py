@@ -54,9 +54,8 @@ def columns_of(loops: Iterable[str]) -> list[str]:
 class Step:
     """One iteration of one loop.
 
-    `index` counts from 0 and gives the order; `value` is the value of the loop's target, if this is a
-    number or string other than the index, and else None. Messages and tables show the value, and programs use the
-    index.
+    `index` counts from 0 and gives the order; `value` is the value of the loop's target, if this is a number or string
+    other than the index, and else None. Messages and tables show the value, and programs use the index.
     """
 
     loop: str

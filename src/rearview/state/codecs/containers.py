@@ -1,8 +1,8 @@
 """Codecs of builtin containers: dict, list, set, deque and so on, with the order of their items.
 
 A restore keeps the running iterators over a container intact. The iteration order of a set depends on how the set
-was filled: a *recipe* is a list or tuple of the elements from which `build_set` builds a set with a given order, and
-`set_recipe` finds one.
+was filled. A *recipe* is a list or tuple of the elements from which `build_set` builds a set with a given order;
+`set_recipe` finds a recipe for a set.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from rearview.state.codecs.base import Capturing, Kind, PathStep, Restoring, Wal
 from rearview.state.memory_blocks import is_tensor
 
 _STARTS = 60
-"""Most orders of insertion from which `recipe_for` starts."""
+"""Most orders of insertion with which `recipe_for` starts a search."""
 _REPAIRS = 40
-"""Most changes of each of these orders."""
+"""Most changes that `recipe_for` makes to each of these orders of insertion."""
 _LONG = 200
-"""Elements above which a set is long, and fewer orders are tried; also the most recipes that are kept."""
+"""For a set with more elements than this number, fewer orders are tried. Also the most recipes that are kept in
+memory."""
 _ATOMS = (str, int, float, bytes, bool, type(None))
 
 
 def has_stable_hash(key: Any) -> bool:
-    """Return True if the hash of a key stays when a restore changes the objects that the key refers to."""
+    """Return True if the hash of a key stays the same when a restore changes the objects that the key refers to."""
     cls = type(key)
     by_identity = getattr(cls, "__hash__") is getattr(object, "__hash__")  # noqa: B009
     if cls in _ATOMS or by_identity or is_tensor(key):
@@ -38,7 +39,7 @@ def has_stable_hash(key: Any) -> bool:
 def build_set(recipe: Sequence[Any]) -> set[Any]:
     """Return the set with the elements of a recipe, inserted in order; if the recipe is a tuple, a copy of this set.
 
-    A copy may have a smaller hash table, and so another order.
+    A copy may have a smaller hash table, and therefore another iteration order.
     """
     if isinstance(recipe, list):
         return set(recipe)
@@ -91,7 +92,10 @@ def _repair(
 
 
 def set_recipe(obj: Any, items: list[Any], capturing: Capturing) -> Sequence[Any]:
-    """Return a recipe for a set with the elements `items`; report the set if its order cannot be reproduced."""
+    """Return a recipe for the set `obj`, whose elements in iteration order are `items`.
+
+    If no recipe is found, report the set as missing, and return `items`, which builds a set in another order.
+    """
     if len(items) < 2 or not capturing.anchors.rules.all_values(items) or list(set(items)) == items:
         return items
     recipes = capturing.anchors.recipes
@@ -116,7 +120,7 @@ def fill_set(obj: Any, recipe: Sequence[Any]) -> None:
 
 
 _LOWEST_ADDRESS = 1 << 24
-"""Numbers below this are not taken for the `id` of an object."""
+"""Numbers below this number are never regarded as the `id` of an object."""
 
 
 def fill_dict(live: dict[Any, Any], content: Mapping[Any, Any], base: type = dict) -> None:
@@ -148,7 +152,7 @@ class DictKind(Kind):
     base: type = dict
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the values by key, then the keys that are not plain values."""
+        """Yield a step to each value, then to each key; skip the values, or keys, if all are immutable."""
         values = self.base.values(obj)  # type: ignore[attr-defined]
         if not rules.all_values(values):
             yield from steps("[", self.base.items(obj))  # type: ignore[attr-defined]
@@ -158,7 +162,7 @@ class DictKind(Kind):
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
         """Return the items of each dict, as a plain dict."""
-        # most dicts are empty: a torch module has a dozen of these
+        # most dicts are empty: a torch module has a dozen empty dicts
         length: Any = self.base.__len__  # type: ignore[attr-defined]
         items: Any = self.base.items  # type: ignore[attr-defined]
         return [plain_copy(dict(items(o)), capturing) if length(o) else {} for o in objs]
@@ -169,7 +173,7 @@ class DictKind(Kind):
 
 
 class ObjectId:
-    """Stands for the `id` of an object in a captured content: in the next process the object has another `id`."""
+    """Takes the place of the `id` of `target` in a captured content: the next process gives `target` another `id`."""
 
     __slots__ = ("target",)
 
@@ -178,13 +182,13 @@ class ObjectId:
 
 
 def plain_copy(copy: dict[Any, Any], capturing: Capturing) -> dict[Any, Any]:
-    """Return `copy`, the copy of a dict, with an `ObjectId` for each key that is the `id` of an anchor."""
+    """Return `copy`, the copy of a dict, with an `ObjectId` in place of each key that is the `id` of an anchor."""
     keys = with_marked_keys(copy, capturing) if copy else None
     return copy if keys is None else dict(zip(keys, copy.values(), strict=True))
 
 
 def with_marked_keys(keys: Any, capturing: Capturing) -> list[Any] | None:
-    """Return the keys with an `ObjectId` for each key that is the `id` of an anchor; None if there is no such key.
+    """Return `keys` with an `ObjectId` in place of each key that is the `id` of an anchor; None if no key is an `id`.
 
     Keras keeps the `id` of each of its variables in a set, and many programs use the `id` of a parameter as a key.
     """
@@ -198,7 +202,7 @@ def with_marked_keys(keys: Any, capturing: Capturing) -> list[Any] | None:
 
 
 class PlainDictKind(DictKind):
-    """Codec of dicts whose class is `dict` itself, which one call copies."""
+    """Codec of dicts whose class is `dict` itself: one call of `dict.copy` copies such a dict."""
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
         """Return a copy of each dict."""
@@ -218,12 +222,12 @@ class DefaultDictKind(DictKind):
     base = defaultdict
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the items and the `default_factory`."""
+        """Yield the steps to the items, then to the `default_factory`."""
         yield from super().children(obj, rules)
         yield PathStep(".", "default_factory", obj.default_factory)
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return the items and the `default_factory` of each defaultdict."""
+        """Return (items, `default_factory`) of each defaultdict."""
         return [(plain_copy(dict(o), capturing), o.default_factory) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
@@ -251,7 +255,7 @@ class ListKind(Kind):
 
 
 class DequeKind(Kind):
-    """Codec of deques: the items. The maximal length cannot change, so it is no state."""
+    """Codec of deques: the items. The maximal length of a deque cannot change, so it is not captured."""
 
     name = "deque"
 
@@ -272,7 +276,7 @@ class DequeKind(Kind):
 
 
 class SetKind(Kind):
-    """Codec of sets. A set of elements whose hashes are equal in every process is restored with its iteration order."""
+    """Codec of sets. The iteration order is restored, too, if the hash of each element is the same in every process."""
 
     name = "set"
     restored_last = True
@@ -283,7 +287,7 @@ class SetKind(Kind):
         return () if rules.all_values(obj) else steps("{", ((None, item) for item in list(obj)))
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return a recipe for each set, or (`SAME`, elements) for a set that is as the set-up filled it."""
+        """Return a recipe for each set; (`SAME`, elements) for a set unchanged since the loop was entered."""
         # most sets are empty: every torch module has one
         return [self._read(obj, capturing) if set.__len__(obj) else [] for obj in objs]
 
@@ -294,7 +298,7 @@ class SetKind(Kind):
         if marked is not None:
             return marked
         if capturing.anchors.set_orders.get(id(obj)) == items:
-            # the set has not changed since the set-up, and the set-up of a replay fills it in the same order
+            # the set has not changed since the loop was entered: the set-up code of a replay fills it in the same order
             return SAME, items
         return set_recipe(obj, items, capturing)
 
@@ -308,7 +312,7 @@ class SetKind(Kind):
 
 
 SAME = "<as set up>"
-"""First item of the content of a set that has not changed since the set-up."""
+"""First item of the content of a set that has not changed since the loop was entered."""
 
 
 class BytesKind(Kind):
@@ -331,7 +335,7 @@ class TypedArrayKind(Kind):
     name = "typed array"
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return the type code and the bytes of each array."""
+        """Return (type code, bytes) of each array."""
         return [(o.typecode, o.tobytes()) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
@@ -340,7 +344,7 @@ class TypedArrayKind(Kind):
 
 
 class WeakDictKind(Kind):
-    """Codec of WeakKeyDictionary and WeakValueDictionary: the pairs whose objects exist."""
+    """Codec of WeakKeyDictionary and WeakValueDictionary: the pairs whose weakly referenced objects still exist."""
 
     name = "weak dict"
     restored_last = True
@@ -353,18 +357,18 @@ class WeakDictKind(Kind):
         yield from steps("{", ((None, key) for key, _ in pairs))
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return the pairs of each dictionary."""
+        """Return the (key, value) pairs of each dictionary."""
         return [list(o.items()) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Set the pairs. Python then removes each pair whose object has no other reference, as in the run."""
+        """Set the pairs. As in the run, Python then removes each pair whose weak object has no other reference."""
         obj.clear()
         for key, value in content:
             obj[key] = value
 
 
 class WeakSetKind(Kind):
-    """Codec of WeakSets: the elements that exist."""
+    """Codec of WeakSets: the elements that still exist."""
 
     name = "weak set"
     restored_last = True
@@ -385,18 +389,18 @@ class WeakSetKind(Kind):
 
 
 class ProxyKind(Kind):
-    """Codec of read-only views (`types.MappingProxyType`): captured as references; the walk enters their values."""
+    """Codec of read-only views of dicts (`types.MappingProxyType`): references; the walk enters the values."""
 
     name = "proxy"
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the values: Python gives no access to the mapping itself."""
+        """Yield a step to each value, because Python gives no access to the dict itself."""
         return steps("[", dict(obj).items())
 
 
 PROXY = ProxyKind()
 READ_ONLY = "read-only"
-"""Name in a skeleton for a read-only view of a mapping that the loop created."""
+"""Name by which a skeleton marks a read-only view of a mapping, if the loop created the view."""
 CONTAINERS: dict[type, Kind] = {
     list: ListKind(),
     dict: DictKind(),
