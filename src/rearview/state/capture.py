@@ -50,7 +50,7 @@ class StatePickler(pickle.Pickler):
         self.reducers = capturing.anchors.reducers
 
     def reducer_override(self, obj: Any) -> Any:
-        """Return how to rebuild an object, or NotImplemented if the C pickler stores the object correctly."""
+        """Return how to rebuild `obj`, as `__reduce_ex__` does; NotImplemented if plain pickling is correct."""
         t = type(obj)
         reducer = self.reducers.get(t)
         if reducer is None:

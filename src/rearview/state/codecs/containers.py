@@ -210,7 +210,7 @@ class PlainDictKind(DictKind):
 
 
 class OrderedDictKind(DictKind):
-    """Codec of OrderedDicts, which only their own methods may change: they store the order of the keys a second time."""
+    """Codec of OrderedDicts. Only methods of OrderedDict may change one, because these also keep the order of keys."""
 
     base = OrderedDict
 

@@ -52,7 +52,7 @@ class FileKind(Kind):
         return [file_state(o, capturing) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Move a file to its position, and truncate it there if it is open for writing; or close it."""
+        """Move the file to its position, and truncate it there if it is open for writing; close it if it was closed."""
         if content is None:
             obj.close()
         elif content[0] is not None:
@@ -188,7 +188,7 @@ class OutsideKind(Kind):
 
 
 class Hdf5Kind(Kind):
-    """Codec of HDF5 files and the objects in these: reported as missing if the file is open for writing."""
+    """Codec of HDF5 files and of objects in such files: reported as missing if the file is open for writing."""
 
     name = "archive"
 
@@ -202,7 +202,7 @@ class Hdf5Kind(Kind):
 
 
 class ThreadKind(Kind):
-    """Codec of threads. A thread that runs code of the project may change the state at any time, and is reported."""
+    """Codec of threads: reports a running thread of the project, which may change the state at any time."""
 
     name = "thread"
 

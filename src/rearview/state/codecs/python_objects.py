@@ -86,7 +86,7 @@ class ObjectKind(Kind):
         """Names of attributes that are not state, such as addresses and times (see `exclusions`)."""
 
     def whole(self) -> ObjectKind:
-        """Return this codec without excluded attributes, for a new instance, which needs all its attributes."""
+        """Return a codec that excludes no attributes, for an instance that a restore must create."""
         if not self.excluded:
             return self
         kind = copy.copy(self)
@@ -292,7 +292,7 @@ class ClassKind(Kind):
         }
 
     def functions(self, cls: type) -> dict[str, list[Any]]:
-        """Return by name the functions in the body of a class: one function, or the two or three of a property."""
+        """Return name -> functions of this name in the body of a class: one function, or up to three for a property."""
         by_name: dict[str, list[Any]] = {}
         for name, value in vars(cls).items():
             if isinstance(value, property):
@@ -311,7 +311,7 @@ class ClassKind(Kind):
         yield from self.functions_and_bases(obj, rules)
 
     def functions_and_bases(self, obj: type, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the functions and the local base classes."""
+        """Yield the functions, and those of the base classes and the metaclass that are local (`WalkRules`)."""
         recorded = rules.recorded_names
         for name, functions in self.functions(obj).items():
             if recorded is None or name in recorded:
