@@ -24,11 +24,11 @@ class CellLineage:
     """A cell as it was executed: its lineage and its cost."""
 
     cell: int
-    """Number of the cell."""
+    """Number of the cell in its version."""
     code: str
     """Hash of the cell's code without formatting and comments."""
     events: tuple[Event, ...]
-    """Inputs of the cell, in the order in which it used them."""
+    """Inputs that the cell used, in the order of use."""
     lineage: str
     """Hash of three parts: the lineage of the cell before this one, `code`, and `events`."""
     seconds: float

@@ -12,7 +12,8 @@ class Operator(StrEnum):
     SETUP = "setup"
     """The probes are before the main loop: run the code before the loop (the set-up), and stop at the loop."""
     OUTER = "DP"
-    """The probes are in the outer loop: skip its inner loops, and restore the state after them in each iteration."""
+    """The probes are in the outer loop: skip its inner loops, and restore the state after each of these in every
+    iteration."""
     AFTER = "DP*"
     """The probes are after the main loop: restore the last checkpoint of the loop, and continue."""
     INNER = "DPi"
@@ -67,7 +68,9 @@ class Segment:
     only: tuple[int, ...] | None = None
     """Requested iterations of `loop`, if there are gaps between them; else None."""
     inner: tuple[tuple[str, int, int | None], ...] = ()
-    """(loop, first, last): requested iterations of inner loops; iterations before `first` run only to reach it."""
+    """(loop, first, after the last): requested iterations of an inner loop; None in the third place: to the end of the
+    loop. Iterations before `first` run only to reach it.
+    """
     restores: tuple[tuple[int, str], ...] = ()
     """(iteration of `loop`, id of the checkpoint to restore there), in order, including `start`; the segment computes
     the iterations between."""
@@ -91,5 +94,5 @@ class Plan:
 
     @property
     def seconds(self) -> float:
-        """Predicted computing time of all segments on one worker."""
+        """Predicted seconds for all segments on one worker."""
         return sum(segment.seconds for segment in self.segments)

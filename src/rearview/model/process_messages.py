@@ -70,7 +70,7 @@ class Control(msgspec.Struct, frozen=True, omit_defaults=True):
     reuse_cells: bool = False
     """Whether a cell of a notebook with unchanged inputs gets the results of an earlier run and does not run."""
     repeat_seeds: bool = False
-    """Whether the random generators of libraries start with the states that they had in the notebook's last run."""
+    """Whether random generators of libraries start in the states in which they started in the notebook's last run."""
     kernel: str | None = None
     """Path of the connection file of the front end that sends the cells of a notebook; None: all cells run in order."""
 

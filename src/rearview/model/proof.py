@@ -36,8 +36,9 @@ ORIGINS = {
     Verdict.REDONE: Origin.REDONE,
     Verdict.INEXACT: Origin.INEXACT,
 }
-"""Origin of the values of a replay, by its verdict. If a cell of a table has two values, the table shows the value whose
-verdict comes first here."""
+"""Verdict on a replay -> origin of the replay's values. If a cell of a table has two values, the table shows the value
+whose verdict comes first here.
+"""
 TRUSTED = frozenset({Origin.RECORDED, Origin.REPLAYED, *CAPTURED})
 """Origins of values that tables show without a mark."""
 WITHHELD = frozenset({Origin.REDONE, Origin.INEXACT})
@@ -70,7 +71,7 @@ class Proof:
 def proof_of(
     report: ReplayReport | None, *, proved: bool | None = None, redone: bool = False
 ) -> Proof:
-    """Return the proof of one replay.
+    """Return the verdict on one replay and its reason.
 
     `report` is the report of the replay, or None if the report is lost. `proved` is the verdict that was stored when the
     replay ended, or None if it has not ended. With `redone`, the verdict is REDONE: a second try has replaced the

@@ -205,7 +205,7 @@ RecordT = TypeVar("RecordT", bound=msgspec.Struct)
 
 
 class RunStart(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts about the start of a run that a replay needs."""
+    """What is stored when a run starts: how the program was started, on which machine, and what else a replay needs."""
 
     target: str | None = None
     """Path of the script as the user typed it, or the module's name; None if this value was lost."""
@@ -289,8 +289,9 @@ class MainLoop(msgspec.Struct, frozen=True, kw_only=True):
     inner: dict[str, list[tuple[float, int]]] = {}
     """Id of an inner loop -> (seconds, iterations) of the inner loop in each iteration of the main loop."""
     deep: dict[str, DeepLoop] = {}
-    """Names of the loops in a loop path -> the innermost of these loops, which is inside an inner loop of the main
-    loop."""
+    """Loop path without the main loop (ids joined by ` > `; in old runs, names joined by `/`) -> counts of the
+    innermost loop of this path. Paths have at least two loops.
+    """
     counts: dict[str, list[int]] | None = None
     """Id of a loop at any depth -> number of the loop's iterations in each iteration of the main loop."""
     counted: tuple[int, int] | None = None
@@ -339,7 +340,7 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
     """Costs of recording (`runtime.saving.overhead`)."""
     main: MainLoop = MainLoop()
     imports: dict[str, float] = {}
-    """Seconds that each library took to import."""
+    """Name of a library -> seconds that importing the library took."""
     surroundings: dict[str, str] = {}
     """Name -> text of library versions and thread counts during the run."""
     inputs: dict[str, list[Any]] = {}
@@ -414,13 +415,14 @@ class Run:
     parent: str | None = None
     """Id of the run that this run replays or resumes; None if there is none."""
     args: dict[str, Any] = field(default_factory=dict)
-    """Hyper-parameters."""
+    """Name of a hyper-parameter -> value."""
     facts: RunStart = field(default_factory=RunStart)
     """The facts about the start of the run."""
     end: RunEnd = field(default_factory=RunEnd)
-    """Measurements at the end of the run; defaults while `ended` is None, also after the run was resumed."""
+    """Measurements at the end of the run. While `ended` is None, also after a resumption, all fields have their
+    defaults."""
     arg_origins: dict[str, str] = field(default_factory=dict)
-    """By hyper-parameter: the library that read it, such as argparse, if known."""
+    """Name of a hyper-parameter -> library that read the hyper-parameter, such as argparse, if known."""
     attempts: int = 0
     """How many times the run was resumed."""
     continued: tuple[Continuation, ...] = ()

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from rearview.model.environment_variables import SECRET_VALUE, is_secret_name, is_secret_value
 
 HIDDEN = "***"
-"""Text that replaces a secret."""
+"""Text that is stored and shown in place of a secret."""
 
 _FILE = re.compile(
     r"""

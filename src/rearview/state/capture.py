@@ -32,8 +32,7 @@ _SET_OPCODES = b"\x8f\x94("
 """Opcodes at the start of a pickled set that has elements."""
 _BUILDER_IDS = [id(builder) for builder in BUILDERS.values()]
 _NESTING_MARGIN = 25
-"""Levels of nesting that a test whether pickle can store a value adds, because the value is nested deeper in the
-state."""
+"""Levels of nesting that `_can_dump` adds to a value for its test, because the value is nested deeper in the state."""
 PLAIN: Any = object()
 """Entry in `reducers` for a type whose objects the C pickler stores correctly without a reducer."""
 

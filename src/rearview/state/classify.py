@@ -266,7 +266,7 @@ def _is_handle(value: Any) -> bool:
 
 
 def can_pickle(obj: Any) -> bool:
-    """Return True if the pickling methods of an object work."""
+    """Return True if the pickling methods of an object raise no exception."""
     try:
         obj.__reduce_ex__(5)
     except Exception:

@@ -39,7 +39,7 @@ def view_of(address: int, nbytes: int) -> Any:
 
 
 class GcPaused:
-    """Context manager without garbage collection in its body: captures create millions of objects but no garbage.
+    """Context manager that disables garbage collection: its body creates millions of objects, but no garbage.
 
     A context manager written as a generator would create objects after enabling the collector, which could start a
     collection.

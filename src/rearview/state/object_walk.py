@@ -188,7 +188,7 @@ class Anchors:
                 for step in children:
                     visit(step_number, step)
             except Exception:  # noqa: S112
-                # an object whose children cannot be listed is the same in a replay; `capture` reports the object
+                # `children` failed for this object, and will fail in a replay as well; `capture` reports the object
                 continue
 
     def _is_expected(self, label: str, signature: Sequence[str] | None) -> bool:

@@ -302,7 +302,7 @@ class Variables:
         return self._not_given(node.number, kind) if container is None else container
 
     def _container_value(self, kind: str, name: str, content: Any, key: Any) -> Any:
-        """Return an anchor of a builtin container class, or None for an anchor of any other kind."""
+        """Return the value of an anchor that is a builtin container, or None for an anchor of any other kind."""
         if kind in {"dict", "list", "deque", "set"} and isinstance(content, tuple):
             if not (kind == "set" and content[:1] == (SAME,)):
                 content = content[0]  # items and attributes of a subclass
@@ -356,7 +356,7 @@ class Variables:
         return self._library_value(node, key)
 
     def _class_name(self, node: Any) -> str:
-        """Return the name of the class that a node stands for."""
+        """Return the full name of the class that `node` represents, or "an object" if it has no name."""
         label = str(getattr(node, "label", "an object"))
         if label.startswith("class "):
             return label_without_names(self._signature[int(label[len("class ") :])]).removeprefix(

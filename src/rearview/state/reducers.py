@@ -1,4 +1,4 @@
-"""Reducers: functions by which pickle stores objects that the loop created in the skeleton.
+"""Reducers: functions that tell pickle how to store, in the skeleton, the objects that the loop created.
 
 `capture` calls `reducer_for` once for each type of object. Like `__reduce_ex__`, a reducer returns how to rebuild an
 object: a builder (see `codecs.base`), the arguments of the builder, and the content of the object.

@@ -26,7 +26,7 @@ from rearview.state.python_object_ids import set_content
 
 
 class Ref:
-    """A reference to an anchor."""
+    """A node that refers to the anchor with a number."""
 
     __slots__ = ("number",)
 
@@ -352,7 +352,7 @@ def is_object_id(value: Any) -> bool:
 
 
 def has_identity(value: Any) -> bool:
-    """Return True if the program can tell the object of a node from another object of equal value."""
+    """Return True if the identity of the object of a node matters to the program, and not only its value."""
     if isinstance(value, (tuple, frozenset)):
         return False
     if isinstance(value, ObjectNode):

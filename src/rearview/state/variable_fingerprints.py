@@ -1,7 +1,7 @@
 """Fingerprints of variables: hashes of their content, equal for equal content in every process.
 
 Numbers, texts, arrays, CPU tensors, data frames, and containers of such values have a fingerprint. A value of any other
-class has no fingerprint, and cannot be compared.
+class has no fingerprint, and is not compared.
 """
 
 from __future__ import annotations

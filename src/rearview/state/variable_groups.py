@@ -120,7 +120,7 @@ def serialize(
         def persistent_id(self, obj: Any) -> str | None:
             if owned:
                 # equal texts, dtypes or slices may be one object or several, depending on how the program made these:
-                # store # each value once, so that the bytes depend on the content only
+                # store each value once, so that the bytes depend on the content only
                 if type(obj) is str:
                     return texts.get(obj) or texts.setdefault(obj, _TEXT + obj)
                 if isinstance(obj, dtype_type) and _is_plain(obj):

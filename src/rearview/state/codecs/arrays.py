@@ -68,9 +68,9 @@ class ArrayKind(Kind):
     name = "array"
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the objects in the array, its attributes, and its class if that is local (`WalkRules.is_local`).
+        """Yield steps to the objects in the array, to its attributes, and to its class if it is local (`WalkRules`).
 
-        The object whose memory the array views is not yielded: a restored array may own its memory even if the
+        The object whose memory the array views is left out: a restored array may own its memory even if the
         captured array viewed the memory of another object, such as a tensor.
         """
         if rules.owners_of_views and obj.base is not None:
@@ -133,7 +133,7 @@ def is_constant(array: Any) -> bool:
         if array.flags.writeable:
             return False
         if array.base is None:
-            # the array owns its memory, so the program can set the flag again
+            # the array owns its memory, so the program can make the array writeable again
             return False
         base = array.base
         if not is_array(base):

@@ -83,7 +83,7 @@ class WalkRules:
         self.project = project
         """Returns True for a module, or the name of a module, that belongs to the project."""
         self.is_atom = is_atom
-        """Returns True if objects of a type are immutable values; the second argument contains examples."""
+        """Returns True if objects of a type are immutable values; the second argument contains objects of the type."""
         self.loop_modules = loop_modules
         """Modules of libraries whose training loops are watched."""
         self.recorded_names: Sequence[str] | None = None
@@ -104,7 +104,7 @@ class WalkRules:
         return local
 
     def all_values(self, items: Collection[object], levels: int | None = None) -> bool:
-        """Return True if all items are immutable values; fast: no Python call per item.
+        """Return True if all items are immutable values. This is fast, because no Python function is called per item.
 
         With `levels`, a tuple nested deeper than this number counts as mutable: a caller that calls this method for
         each nested tuple then looks at no item more than `levels` times.

@@ -168,7 +168,7 @@ class DictKind(Kind):
         return [plain_copy(dict(items(o)), capturing) if length(o) else {} for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Set the items, in order."""
+        """Set the recorded items, in the recorded order."""
         fill_dict(obj, content, self.base)
 
 
@@ -222,7 +222,7 @@ class DefaultDictKind(DictKind):
     base = defaultdict
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the steps to the items, then to the `default_factory`."""
+        """Yield the steps to the items, then a step to the `default_factory`."""
         yield from super().children(obj, rules)
         yield PathStep(".", "default_factory", obj.default_factory)
 
@@ -231,7 +231,7 @@ class DefaultDictKind(DictKind):
         return [(plain_copy(dict(o), capturing), o.default_factory) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Set the items and the `default_factory`."""
+        """Set the recorded items and the recorded `default_factory`."""
         fill_dict(obj, content[0], dict)
         obj.default_factory = content[1]
 
@@ -242,7 +242,7 @@ class ListKind(Kind):
     name = "list"
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the items."""
+        """Yield a step to each item; no step if all items are immutable values."""
         return () if rules.all_values(obj) else steps("[", enumerate(list.copy(obj)))
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
@@ -260,7 +260,7 @@ class DequeKind(Kind):
     name = "deque"
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the items."""
+        """Yield a step to each item; no step if all items are immutable values."""
         return () if rules.all_values(obj) else steps("[", enumerate(list(obj)))
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
@@ -268,7 +268,7 @@ class DequeKind(Kind):
         return [list(o) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Replace the items."""
+        """Replace the items by the recorded items."""
         if len(obj) == len(content) and all(a is b for a, b in zip(obj, content, strict=True)):
             return
         deque.clear(obj)
@@ -283,7 +283,7 @@ class SetKind(Kind):
     unordered = True
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the elements."""
+        """Yield a step to each element; no step if all elements are immutable values."""
         return () if rules.all_values(obj) else steps("{", ((None, item) for item in list(obj)))
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
@@ -303,7 +303,7 @@ class SetKind(Kind):
         return set_recipe(obj, items, capturing)
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Replace the elements."""
+        """Replace the elements by the recorded elements."""
         if isinstance(content, tuple) and content and content[0] == SAME:
             if set(content[1]) == obj and all(map(has_stable_hash, content[1])):
                 return
@@ -325,7 +325,7 @@ class BytesKind(Kind):
         return [bytes(o) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Replace the bytes."""
+        """Replace the bytes by the recorded bytes."""
         obj[:] = content
 
 
@@ -339,7 +339,7 @@ class TypedArrayKind(Kind):
         return [(o.typecode, o.tobytes()) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Replace the numbers."""
+        """Replace the numbers by the recorded numbers."""
         obj[:] = array.array(content[0], content[1])
 
 
@@ -351,7 +351,7 @@ class WeakDictKind(Kind):
     unordered = True
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the values, then the keys."""
+        """Yield a step to each value, then to each key."""
         pairs = list(obj.items())
         yield from steps("[", pairs)
         yield from steps("{", ((None, key) for key, _ in pairs))
@@ -375,7 +375,7 @@ class WeakSetKind(Kind):
     unordered = True
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the elements."""
+        """Yield a step to each element."""
         return steps("{", ((None, item) for item in list(obj)))
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
@@ -383,7 +383,7 @@ class WeakSetKind(Kind):
         return [list(o) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Replace the elements."""
+        """Replace the elements by the recorded elements."""
         obj.clear()
         obj.update(content)
 

@@ -40,7 +40,7 @@ class LoaderKind(Kind):
     name = "loader"
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the steps to the attributes (see `attributes`)."""
+        """Yield a step to each attribute that `attributes` returns."""
         return steps(".", attributes(obj).items())
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:

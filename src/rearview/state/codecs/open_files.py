@@ -65,7 +65,7 @@ class CsvWriterKind(Kind):
     name = "rows"
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the file."""
+        """Yield a step to the file."""
         for referent in gc.get_referents(obj):
             file = getattr(referent, "__self__", None)
             if isinstance(file, io.IOBase):

@@ -55,7 +55,7 @@ class AttributedKind(Kind):
         self.unordered = inner.unordered
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the attributes, then the items."""
+        """Yield a step to each attribute, then to each item."""
         yield from self.attrs.children(obj, rules)
         yield from self.inner.children(obj, rules)
 
@@ -111,7 +111,7 @@ class ObjectKind(Kind):
         return values
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the attributes, the slots, and the class if it is local (`WalkRules.is_local`)."""
+        """Yield steps to the attributes and slots, and to the class if it is local (`WalkRules.is_local`)."""
         if self.has_dict:
             attrs = self.attributes(obj) if self.excluded else obj.__dict__
             if not rules.all_values(attrs.values()):
@@ -155,7 +155,7 @@ class CompiledKind(Kind):
     name = "compiled"
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the original module, from which the compiled module was made."""
+        """Yield a step to the original module, from which the compiled module was made."""
         return [PathStep(".", "_orig_mod", vars(obj)["_modules"]["_orig_mod"])]
 
 
@@ -168,19 +168,19 @@ class CellKind(Kind):
     name = "cell"
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the value, if the variable is bound."""
+        """Yield a step to the value, if the variable is bound."""
         return [PathStep("<", "", value) for value in self.values(obj)]
 
     @staticmethod
     def values(cell: types.CellType) -> tuple[Any, ...]:
-        """Return (value,), or () if the variable is unbound."""
+        """Return (value,) of a closure variable, or () if the variable is unbound."""
         try:
             return (cell.cell_contents,)
         except ValueError:
             return ()
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return (value,) for each variable, or () if it is unbound."""
+        """Return (value,) for each closure variable, or () if the variable is unbound."""
         return [self.values(o) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
@@ -201,7 +201,7 @@ class FunctionKind(Kind):
     name = "function"
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the closure variables by name, then the defaults and attributes of a function of the project."""
+        """Yield steps to the closure variables, and to defaults and attributes if the function is the project's."""
         if is_compiled(obj):
             inner = getattr(obj, "_torchdynamo_orig_callable", None)
             if inner is not None:
@@ -306,12 +306,12 @@ class ClassKind(Kind):
         return by_name
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the data attributes, then what `functions_and_bases` yields."""
+        """Yield a step to each data attribute, then what `functions_and_bases` yields."""
         yield from steps(".", self.data(obj).items())
         yield from self.functions_and_bases(obj, rules)
 
     def functions_and_bases(self, obj: type, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the functions, and those of the base classes and the metaclass that are local (`WalkRules`)."""
+        """Yield steps to the functions, and to base classes and the metaclass if these are local (`WalkRules`)."""
         recorded = rules.recorded_names
         for name, functions in self.functions(obj).items():
             if recorded is None or name in recorded:
@@ -356,7 +356,7 @@ class EnumKind(ClassKind):
         return by_member
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the attributes of members, then what `functions_and_bases` yields."""
+        """Yield a step to each attribute of a member, then what `functions_and_bases` yields."""
         for name, attributes in self.data(obj).items():
             yield from steps(".", ((f"{name}.{key}", value) for key, value in attributes.items()))
         yield from self.functions_and_bases(obj, rules)

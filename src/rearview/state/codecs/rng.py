@@ -25,7 +25,7 @@ class PythonRandomKind(Kind):
         return [o.getstate() for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Set the state."""
+        """Set the generator to the recorded state."""
         obj.setstate(content)
 
 
@@ -56,7 +56,7 @@ class NumpyGeneratorKind(Kind):
     name = "numpy generator"
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the BitGenerator, which other Generators may share."""
+        """Yield a step to the BitGenerator, which other Generators may share."""
         return [PathStep(".", "bit_generator", obj.bit_generator)]
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
@@ -77,7 +77,7 @@ class RandomStateKind(Kind):
         return [o.get_state(legacy=False) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Set the state."""
+        """Set the generator to the recorded state."""
         obj.set_state(content)
 
 
@@ -91,7 +91,7 @@ class TorchGeneratorKind(Kind):
         return [o.get_state().numpy().tobytes() for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Set the state."""
+        """Set the generator to the recorded state."""
         import torch
 
         obj.set_state(torch.frombuffer(bytearray(content), dtype=torch.uint8))

@@ -86,7 +86,7 @@ class LoopIteratorKind(Kind):
         return "rearview.state.codecs.iterators.Walk"
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the source."""
+        """Yield a step to the source."""
         return [PathStep("<", "iterator", obj.source)]
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
@@ -104,7 +104,7 @@ class GeneratorKind(Kind):
     name = "generator"
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the local variables of a generator of the project."""
+        """Yield a step to each local variable, if the generator belongs to the project."""
         frame = getattr(obj, "gi_frame", None)
         if frame is not None and rules.project(frame.f_globals.get("__name__", "")):
             recorded = rules.recorded_names

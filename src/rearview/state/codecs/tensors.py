@@ -144,7 +144,7 @@ def operation_of(tensor: Any) -> str:
 
 
 def extras(tensor: Any, *, lost_graph: str) -> tuple[Any, ...] | None:
-    """Return the attributes, hooks and flags of a tensor (the *extras*), or None if there are none, as usual.
+    """Return the attributes, hooks and flags of a tensor (the *extras*), or None if there are none, which is usual.
 
     `lost_graph` is the name of the operation that computed the tensor, if its autograd graph cannot be captured, or
     empty.
@@ -288,7 +288,7 @@ class TensorKind(Kind):
     name = "tensor"
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the gradient, hooks, attributes, parts of a wrapper tensor, and the class if it is local."""
+        """Yield steps to the gradient, hooks, attributes, parts of a wrapper tensor, and a class that is local."""
         if obj.is_leaf and obj.grad is not None:
             yield PathStep(".", "grad", obj.grad)
         for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):

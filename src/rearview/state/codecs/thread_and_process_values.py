@@ -34,7 +34,7 @@ class VariableKind(Kind):
         return () if value is _UNSET else (value,)
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the value, if the variable was set."""
+        """Yield a step to the value, if the variable was set."""
         return [PathStep("<", "", value) for value in self.values(obj)]
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
@@ -59,7 +59,7 @@ class LocalKind(Kind):
     name = "local"
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the attributes."""
+        """Yield a step to each attribute."""
         return steps(".", list(vars(obj).items()))
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
@@ -67,7 +67,7 @@ class LocalKind(Kind):
         return [vars(obj).copy() for obj in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Set the attributes."""
+        """Replace the attributes by the recorded attributes."""
         fill_dict(vars(obj), content)
 
 
@@ -91,7 +91,7 @@ class SharedKind(Kind):
     name = "shared"
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the ctypes value, whose codec is `NumberKind`."""
+        """Yield a step to the ctypes value, whose codec is `NumberKind`."""
         return [PathStep(".", "value", obj._obj)]
 
 
