@@ -161,7 +161,7 @@ class SegmentFile(msgspec.Struct, frozen=True, omit_defaults=True):
     tree: str = ""
     """Work tree of the replay: a folder that is laid out like the project."""
     folded: tuple[str, ...] = ()
-    """Folders of the work tree that are symbolic links and that the program must see as folders."""
+    """Folders of the work tree that are symbolic links, and that the program must see as ordinary folders."""
     names: tuple[str, ...] = ()
     """Names that the probes log."""
     chains: list[list[str]] = []
@@ -192,9 +192,9 @@ class SegmentFile(msgspec.Struct, frozen=True, omit_defaults=True):
     after: bool = False
     """Whether values that are logged after the outermost loops are requested, too."""
     head: bool = True
-    """Whether this segment writes the values that are logged before the main loop."""
+    """Whether the segment writes the records of values that the program logs before the main loop."""
     tail: bool = True
-    """Whether this segment writes the values that are logged after the main loop."""
+    """Whether the segment writes the records of values that the program logs after the main loop."""
     until: str | None = None
     """Id of a loop at whose entry to stop, because all requested values are logged before it; None: do not stop."""
     probes: dict[str, list[tuple[int, int, list[str]]]] = {}
@@ -300,7 +300,8 @@ class ReplayFailure(StrEnum):
     PROBE_RAISED = "probe-raised"
     """The added statement raised an exception, which ended the program."""
     WRONG_PLACE = "wrong-place"
-    """The added statement found a name or attribute missing, or logged another kind of value."""
+    """The added statement used a name or attribute that does not exist, or logged another kind of value than other
+    versions."""
     DISK_FULL = "disk-full"
     """A write failed because the disk, or the user's quota on it, is full."""
 
@@ -326,7 +327,7 @@ class ReplayReport(msgspec.Struct, omit_defaults=True):
     lacking: list[str] = msgspec.field(default_factory=list)
     """A phrase for each loop that had fewer iterations than in the run, so that values are missing."""
     retry: bool = False
-    """Whether a checkpoint could not be restored, so that only a replay from the start can decide."""
+    """Whether a checkpoint could not be restored, so that the segment must be replayed from the start of the run."""
     difference: str | None = None
     """The first variable that differed, with the point and both values; None if no variable differed."""
     differing: list[str] = msgspec.field(default_factory=list)

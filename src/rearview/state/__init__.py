@@ -1,1 +1,1 @@
-"""Live objects: capture, restore, compare."""
+"""Capture, restore and compare the live objects of the user's program."""

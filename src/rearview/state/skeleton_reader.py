@@ -26,7 +26,7 @@ from rearview.state.python_object_ids import set_content
 
 
 class Ref:
-    """A node that refers to the anchor with a number."""
+    """A node that represents the anchor with the number `number`."""
 
     __slots__ = ("number",)
 

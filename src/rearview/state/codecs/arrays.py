@@ -1,4 +1,7 @@
-"""Codec of NumPy arrays: captures the memory block of an array, which all views of the array share."""
+"""Codec of NumPy arrays: captures the memory block of an array, which all views of the array share.
+
+An *anchor* is an object that existed when the loop was entered (`object_walk`).
+"""
 
 from __future__ import annotations
 

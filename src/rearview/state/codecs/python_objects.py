@@ -1,4 +1,8 @@
-"""Codecs of objects written in Python: instances, closure variables, functions and classes."""
+"""Codecs of objects written in Python: instances, closure variables, functions and classes.
+
+An *anchor* is an object that existed when the loop was entered (`object_walk`). The *walk* is the search that finds all
+anchors: it enters each object to which `children` yields a step.
+"""
 
 from __future__ import annotations
 

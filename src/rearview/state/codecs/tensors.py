@@ -1,4 +1,7 @@
-"""Codec of torch tensors: captures their storages, which views and tied weights share."""
+"""Codec of torch tensors: captures their storages, which views and tied weights share.
+
+An *anchor* is an object that existed when the loop was entered (`object_walk`).
+"""
 
 from __future__ import annotations
 
