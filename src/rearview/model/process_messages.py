@@ -86,14 +86,15 @@ class ForkServerStart(msgspec.Struct, frozen=True):
     """Why imports after `imports` are left out, such as: the process could not be forked after them; empty if none
     are."""
     tried: float = 0.0
-    """Seconds that an earlier attempt to make the left-out imports took."""
+    """Seconds that the process had spent on an attempt with more imports, before it started again with `imports`
+    only."""
 
 
 class ForkServerReady(msgspec.Struct, frozen=True):
     """Answer of the fork server after its imports."""
 
     seconds: float
-    """Seconds from the start of the fork server to this answer."""
+    """Seconds from the start of the fork server to this answer, without `ForkServerStart.tried`."""
     left_out: str = ""
     """Why some imports, or statements of the set-up, were left out; empty if all were executed."""
     usable: bool = True
@@ -144,7 +145,8 @@ class ReapRequest(msgspec.Struct, frozen=True, tag=True):
 AGAIN = "again.json"
 """Name of the file next to a kernel's connection file that holds the `Control` for starting the kernel again."""
 DEEPEST = 8
-"""Most loops in a loop path that is read from the text of a program; recursive calls are followed up to this number."""
+"""Most loops in a loop path that is read from the text of a program; of a longer path, only the outermost loops are
+kept."""
 TEXTS = "recorded"
 """Name of the folder, next to a replay's work tree, with the recorded texts of the files to which probes were added."""
 

@@ -226,7 +226,7 @@ class RunStart(msgspec.Struct, frozen=True, kw_only=True):
     cells: bool = False
     """Whether the script was divided into cells; its points then begin with the cell."""
     clock: int = 1
-    """Number of the rule by which the values that the program gets from the clock are recorded."""
+    """Number of the rule that decided which readings of the clock belong to the program (`runtime.sandbox.clock`)."""
     hash_seed: str = "0"
     """PYTHONHASHSEED of the process."""
     python: str = ""
