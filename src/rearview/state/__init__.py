@@ -1,1 +1,1 @@
-"""Capture, restore and compare the live objects of the user's program."""
+"""Live objects of the program: functions to capture, restore and compare their state."""
