@@ -14,9 +14,9 @@ import msgspec
 Event = tuple[str, ...]
 """An input of a cell: its kind (`file`, `environment`, `process`, …), a name, and often a hash of the content."""
 SIMILAR = 10.0
-"""Two costs or sizes count as similar if one is at most this many times the other."""
+"""Two costs or sizes count as similar if the larger is at most this many times the smaller."""
 NOTICEABLE_SECONDS, NOTICEABLE_BYTES = 1.0, 64 << 20
-"""Two costs or sizes count as similar if both are at most this."""
+"""Two costs count as similar if both are at most this many seconds; two sizes, if both are at most this many bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,21 +24,22 @@ class CellLineage:
     """A cell as it was executed: its lineage and its cost."""
 
     cell: int
-    """Number of the cell."""
+    """Number of the cell in its version."""
     code: str
     """Hash of the cell's code without formatting and comments."""
     events: tuple[Event, ...]
-    """Inputs of the cell, in the order in which it used them."""
+    """Inputs that the cell used, in the order of use."""
     lineage: str
-    """Hash of the lineage of the cell before, the code, and the events."""
+    """Hash of three parts: the lineage of the cell before this one, `code`, and `events`."""
     seconds: float
-    """Seconds that the cell took."""
+    """Seconds that executing the cell took."""
     size: int
-    """Bytes of memory of the process after the cell (Pss); 0 if unknown."""
+    """Bytes of memory (proportional set size) of the process after the cell; 0 if unknown."""
     before: int = 0
-    """Bytes of memory of the process before its first cell."""
+    """Bytes of memory of the process before it executed its first cell."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """By name: fingerprints of the variables after the cell; fingerprints that take long to compute are left out."""
+    """Variable name -> fingerprint of the variable's value after the cell. Fingerprints that take long to compute are
+    left out."""
 
 
 def lineage_of(before: str, code: str, events: Sequence[Event]) -> str:
@@ -54,7 +55,7 @@ def lineage_of(before: str, code: str, events: Sequence[Event]) -> str:
 
 
 def same_state(first: CellLineage, second: CellLineage) -> bool:
-    """Return True if the states after two cells are the same: equal lineage, similar cost and size.
+    """Return True if two cells have equal lineage and `difference` finds no difference between the states after them.
 
     >>> cell = CellLineage(2, "c", (), "g", 3.0, 0)
     >>> same_state(cell, CellLineage(2, "c", (), "g", 4.0, 0))
@@ -66,7 +67,7 @@ def same_state(first: CellLineage, second: CellLineage) -> bool:
 
 
 def difference(first: CellLineage, second: CellLineage) -> str:
-    """Return why the states after two cells with equal code are not the same; an empty text if they are.
+    """Return in words how the states after two cells with equal code differ; an empty text if they do not differ.
 
     >>> first = CellLineage(2, "c", (), "g", 3.0, 0, variables={"x": "1", "y": "5"})
     >>> difference(first, CellLineage(2, "c", (), "g", 3.0, 0, variables={"x": "2"}))

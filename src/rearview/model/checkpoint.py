@@ -13,23 +13,24 @@ from rearview.model.run import Point
 
 
 class Edge(StrEnum):
-    """When a state was captured, relative to the last step of the checkpoint's point."""
+    """The moment at which a state was captured, relative to the last step of its point."""
 
     START = "start"
-    """Before the iteration that the last step names."""
+    """Before the iteration that the last step of the point names."""
     END = "end"
-    """After the loop that the last step names had ended."""
+    """After the end of the loop that the last step of the point names."""
 
 
 class LoopStep(NamedTuple):
-    """A running loop when a checkpoint was taken, as a replay or resumed run identifies the loop."""
+    """A loop that was running when a checkpoint was taken; a replay finds the loop again by these values."""
 
     loop: str
     """Id of the loop."""
     ordinal: int
-    """How many times the loop had been entered before, in the current iteration of the loop around it."""
+    """How many times the loop had been entered before in the current iteration of the loop around it; 0 at the first
+    entry."""
     iteration: int
-    """Number of the iteration, counted from 0."""
+    """Number of the loop's iteration, counted from 0."""
 
 
 class CheckpointMeta(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,11 +39,12 @@ class CheckpointMeta(msgspec.Struct, frozen=True, kw_only=True):
     path: tuple[LoopStep, ...] = ()
     """The running loops, outermost first; empty if the recorder did not take the checkpoint."""
     anchored: int = 0
-    """Iteration of the outermost loop in which the anchors were walked (`state.object_numbers`)."""
+    """Iteration of the outermost loop in which the objects of the state (anchors) were numbered; see
+    `state.object_numbers`."""
     records: int = 0
     """Number of records that the run had written before the checkpoint."""
     seconds: float = 0.0
-    """Computing time of the run before the checkpoint."""
+    """Seconds that the run had computed before the checkpoint."""
     outputs: dict[str, Any] = {}
     """Files, folders and links that the run had made or removed before the checkpoint (`runtime.sandbox.outputs`)."""
 
@@ -58,7 +60,7 @@ class MissingPart:
     """
 
     path: str
-    """Path to the object, such as `main.reader`; empty in old manifests."""
+    """Path to the object from a variable of the program, such as `main.reader`; empty in old manifests."""
     why: str
     """Why the object could not be captured."""
 
@@ -78,22 +80,22 @@ class MissingPart:
 
 @dataclass(frozen=True, slots=True)
 class ObjectRef:
-    """Where the bytes of one part of a checkpoint are: in an object file, or in a slice of a pack."""
+    """Where the bytes of one part of a checkpoint are: in an object file, or in a slice of a pack file."""
 
     oid: str
     """BLAKE3 hash of the content, hexadecimal."""
     nbytes: int
     pack: str | None = None
-    """Name of the pack that contains the bytes, or None if they have an object file."""
+    """Name of the pack file that contains the bytes, or None if the bytes have an object file."""
     offset: int = 0
-    """Position of the bytes in the pack."""
+    """Position of the first byte in the pack file."""
     sum: str = field(default="", compare=False)
     """XXH3-128 hash of the content, hexadecimal, which is faster to check than `oid`; may be empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Bytes to save as one part of a checkpoint.
+    """The bytes that are to be saved as one part of a checkpoint.
 
     If `same_as` names where equal bytes are stored, `data` is not read and no bytes are written.
     """
@@ -116,11 +118,11 @@ class Snapshot:
     point: Point
     edge: Edge
     skeleton: bytes = b""
-    """The state without large memory, as `state.capture` wrote it."""
+    """The state without the memory of large arrays and tensors, as `state.capture.capture` returned it."""
     buffers: Mapping[str, Any] = field(default_factory=dict)
-    """By key: views of the memory of large arrays and tensors; copy the bytes before the program changes them."""
+    """Buffer key -> view of the memory of a large array or tensor. Copy the bytes before the program changes them."""
     device: Mapping[str, Any] = field(default_factory=dict)
-    """By key: tensors on accelerators, which the writer copies to the memory of the host."""
+    """Buffer key -> tensor on an accelerator, which the writer copies to the memory of the host."""
     meta: CheckpointMeta = field(default_factory=CheckpointMeta)
     missing: tuple[MissingPart, ...] = ()
     """Parts of the state that could not be captured."""
@@ -136,7 +138,7 @@ class Snapshot:
         return not self.missing
 
     def without_buffers(self) -> Snapshot:
-        """Return a copy without views of live memory, which must be dropped when their bytes are copied."""
+        """Return a copy with empty `buffers` and `device`: once the bytes are copied, drop the views of live memory."""
         return replace(self, buffers={}, device={})
 
 
@@ -152,19 +154,19 @@ class Checkpoint:
     point: Point
     edge: Edge
     parts: Mapping[str, ObjectRef]
-    """By name of the part: where its bytes are."""
+    """Name of a part -> where the bytes of the part are stored."""
     complete: bool = True
     missing: tuple[MissingPart, ...] = ()
-    """Parts that could not be captured; empty if the checkpoint is complete."""
+    """Parts of the state that could not be captured; empty if the checkpoint is complete."""
     meta: CheckpointMeta = field(default_factory=CheckpointMeta)
     time: float = 0.0
     """Unix time at which the checkpoint was saved."""
     stored: int = 0
     """Bytes that the checkpoint added to the store."""
     shrunk: int = 0
-    """Bytes by which compression made the added bytes fewer."""
+    """Bytes that compression saved: `stored` would be larger by this number without compression."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all parts, before compression."""
+        """Total bytes of all parts, before compression."""
         return sum(ref.nbytes for ref in self.parts.values())

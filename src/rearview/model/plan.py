@@ -7,12 +7,13 @@ from enum import StrEnum
 
 
 class Operator(StrEnum):
-    """The way in which a segment replays; it depends on where the probes are. Values are names from the FlorDB paper."""
+    """How a segment is replayed, which depends on where its probes are. Values are names of the FlorDB paper."""
 
     SETUP = "setup"
-    """The probes are before the main loop: run the set-up, and stop at the loop."""
+    """The probes are before the main loop: run the code before the loop (the set-up), and stop at the loop."""
     OUTER = "DP"
-    """The probes are in the outer loop: skip its inner loops, and restore the state after them in each iteration."""
+    """The probes are in the outer loop: skip its inner loops, and restore the state after each of these in every
+    iteration."""
     AFTER = "DP*"
     """The probes are after the main loop: restore the last checkpoint of the loop, and continue."""
     INNER = "DPi"
@@ -22,7 +23,7 @@ class Operator(StrEnum):
 
     @property
     def in_words(self) -> str:
-        """Where the probes are and what runs, for a table.
+        """Where the probes are and which code runs, as a phrase for a table.
 
         >>> Operator("DPi").in_words
         'inner loop: only the chosen iterations run'
@@ -59,15 +60,17 @@ class Segment:
     names: tuple[str, ...] = ()
     """Names that the probes log."""
     seconds: float = 0.0
-    """Predicted seconds."""
+    """Predicted seconds that the replay takes."""
     low: float = 0.0
-    """Lower end of the range in which the seconds probably are."""
+    """Lower end of the range that probably contains the real seconds."""
     high: float = 0.0
-    """Upper end of the range in which the seconds probably are."""
+    """Upper end of the range that probably contains the real seconds."""
     only: tuple[int, ...] | None = None
-    """Requested iterations, if there are gaps between them; else None."""
+    """Requested iterations of `loop`, if there are gaps between them; else None."""
     inner: tuple[tuple[str, int, int | None], ...] = ()
-    """(loop, first, last): requested iterations of inner loops; iterations before `first` run only to reach it."""
+    """(loop, first, after the last): requested iterations of an inner loop; None in the third place: to the end of the
+    loop. Iterations before `first` run only to reach it.
+    """
     restores: tuple[tuple[int, str], ...] = ()
     """(iteration of `loop`, id of the checkpoint to restore there), in order, including `start`; the segment computes
     the iterations between."""
@@ -78,7 +81,7 @@ class Segment:
     priority: float = 0.0
     """Segments with smaller values run first."""
     nbytes: int = 0
-    """Bytes of checkpoints to read."""
+    """Total bytes of the checkpoints that the segment restores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,5 +94,5 @@ class Plan:
 
     @property
     def seconds(self) -> float:
-        """Predicted computing time of all segments on one worker."""
+        """Predicted seconds for all segments on one worker."""
         return sum(segment.seconds for segment in self.segments)

@@ -1,8 +1,9 @@
 """Messages between processes: to and from a process that runs the user's program, and between backfills.
 
 `runtime` and `execute` meet here and nowhere else: an executor starts a process with a `Control`, hands the process
-a `SegmentFile`, and reads its `ReplayReport`. A `ReplayStart`, stored when a replay starts, tells other backfills what
-the replay covers. Messages to and from the fork server are here as well.
+a `SegmentFile`, and reads the `ReplayReport` of the process. A `ReplayStart`, stored when a replay starts, tells other
+backfills what the replay covers. Messages to and from the fork server are here as well. The *set-up* is the code that
+a program runs before its main loop.
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ from typing import Any
 import msgspec
 
 VARIABLE = "REARVIEW_CONTROL"
-"""Environment variable that holds a `Control`: the command line has only the arguments of the program."""
+"""Environment variable that holds the `Control`, because the command line holds only the arguments of the user's
+program."""
 LAUNCHER = f"{__file__.removesuffix('model/process_messages.py')}runtime/bootstrap.py"
-"""Python file to run in a new process; it reads the `Control` and runs the user's program."""
+"""Path of the Python file that a new process executes: the file reads the `Control` and runs the user's program."""
 
 
 class Control(msgspec.Struct, frozen=True, omit_defaults=True):
     """Start message from `rearview run` or an executor to the process in which the user's program runs.
 
-    With `segment` the process replays, with `resume` it resumes a run, and with neither it records a new run.
+    With `segment` the process replays a segment, with `resume` it resumes a run, and with neither it records a new run.
     """
 
     root: str
@@ -38,25 +40,29 @@ class Control(msgspec.Struct, frozen=True, omit_defaults=True):
     source: str | None = None
     """Version with which to resume the run, or None for the version that the run used."""
     depth: int | None = None
-    """Most loops around the checkpoint to resume from; None for any number, 0 to start the program from its start."""
+    """Most loops that may be around the checkpoint to resume from; None for any number, 0 to run the program from its
+    start."""
     afresh: bool = False
-    """Whether the set-up of a resumed run does not see the files that the run has created."""
+    """Whether files that the run has created are hidden from the set-up when the run is resumed."""
     repeat_loops: bool = False
     """Whether loops that ended before the checkpoint run again when the run is resumed."""
     run: str | None = None
-    """Id that is reserved for the new run, or None to choose an id."""
+    """Id that is reserved for the new run, or None if the process chooses an id."""
     signals: tuple[int, ...] = ()
     """Signals at which the run saves its state before the next iteration and exits with `EXIT_PAUSED`."""
     exit_every: float | None = None
-    """Seconds after which the run saves and exits without a signal, for batch systems that then transfer files."""
+    """Seconds after which the run saves its state and exits without a signal, for batch systems that then transfer
+    files; None: no such limit.
+    """
     remote: str | None = None
-    """Remote to which the run is pushed, so that another machine can resume it."""
+    """Address of the remote to which the run is pushed, so that another machine can resume the run; None: do not
+    push."""
     settings: dict[str, Any] = {}
-    """Settings given on the command line, by name."""
+    """Name of a setting -> value given on the command line."""
     given: dict[str, str] = {}
-    """Values for `rearview.arg`, by name."""
+    """Name of an argument -> value that `rearview.arg` returns for it."""
     lent: dict[str, str] = {}
-    """Environment variables that the process needs to start, and that the program does not see."""
+    """Name -> value of environment variables that the process needs to start, and that the program must not see."""
     fork_server: ForkServerStart | None = None
     """Start message if the process is a fork server; each forked segment gets another `Control`."""
     cells: bool = False
@@ -64,9 +70,9 @@ class Control(msgspec.Struct, frozen=True, omit_defaults=True):
     reuse_cells: bool = False
     """Whether a cell of a notebook with unchanged inputs gets the results of an earlier run and does not run."""
     repeat_seeds: bool = False
-    """Whether the random generators of libraries start with the states that they had in the notebook's last run."""
+    """Whether random generators of libraries start in the states in which they started in the notebook's last run."""
     kernel: str | None = None
-    """Connection file of the front end that sends the cells of a notebook; None: all cells run in order."""
+    """Path of the connection file of the front end that sends the cells of a notebook; None: all cells run in order."""
 
 
 class ForkServerStart(msgspec.Struct, frozen=True):
@@ -75,34 +81,37 @@ class ForkServerStart(msgspec.Struct, frozen=True):
     channel: int
     """File descriptor of the fork server's socket; the fork server exits when the socket closes."""
     imports: tuple[str, ...]
-    """Import statements at the start of all programs that will be forked."""
+    """Import statements with which every program that will be forked begins."""
     left_out: str = ""
-    """Why later imports are left out: after these imports, the process could not be forked."""
+    """Why imports after `imports` are left out, such as: the process could not be forked after them; empty if none
+    are."""
     tried: float = 0.0
-    """Seconds that an attempt to make the imports took that are left out."""
+    """Seconds that the process had spent on an attempt with more imports, before it started again with `imports`
+    only."""
 
 
 class ForkServerReady(msgspec.Struct, frozen=True):
     """Answer of the fork server after its imports."""
 
     seconds: float
-    """Seconds since the start of the fork server."""
+    """Seconds from the start of the fork server to this answer, without `ForkServerStart.tried`."""
     left_out: str = ""
     """Why some imports, or statements of the set-up, were left out; empty if all were executed."""
     usable: bool = True
-    """Whether segments can be forked from the process; if False, the process ends, and `left_out` says why."""
+    """Whether segments can be forked from the fork server; if False, the fork server ends, and `left_out` says why."""
 
 
 UNLIKE = 87
-"""Exit code of a segment that cannot continue from a shared set-up: it has computed and reported nothing."""
+"""Exit code of a segment that cannot continue from a shared set-up; the segment has computed and reported nothing."""
 
 
 class SetupStart(msgspec.Struct, frozen=True):
     """Request to a forked process: run the set-up that several segments share, and then fork each segment."""
 
     statements: int | None
-    """How many top-level statements of the script the segments share; None: all statements before the main loop,
-    for segments of one run."""
+    """How many top-level statements of the script the segments share. None: all statements before the main loop,
+    because the segments are of one run.
+    """
     loops: tuple[str, ...] = ()
     """Ids of the loops at whose first entry the set-up ends."""
 
@@ -114,15 +123,17 @@ class SpawnRequest(msgspec.Struct, frozen=True, tag=True):
     folder: str
     """Working directory of the process."""
     log: str
-    """Path of the file that gets what the process prints."""
+    """Path of the file to which the output of the process is written."""
     module_folder: str
     """Folder of the program's own modules (`sys.path[0]`)."""
     cores: tuple[int, ...] = ()
     """Processor cores that the process may use; empty: all cores."""
     waited: float = 0.0
-    """Seconds that the segment has waited for the imports."""
+    """Seconds that the segment has waited until the fork server had made its imports."""
     setup: SetupStart | None = None
-    """Request if the process runs a shared set-up and forks segments; its socket comes with the message."""
+    """Request for a process that runs a shared set-up and then forks segments, or None. The socket of such a process
+    comes with this message.
+    """
 
 
 class ReapRequest(msgspec.Struct, frozen=True, tag=True):
@@ -132,11 +143,12 @@ class ReapRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 AGAIN = "again.json"
-"""File next to a kernel's connection file, with the `Control` for starting the kernel again."""
+"""Name of the file next to a kernel's connection file that holds the `Control` for starting the kernel again."""
 DEEPEST = 8
-"""Most nested loops to which recursion is followed in the text of a program."""
+"""Most loops in a loop path that is read from the text of a program; of a longer path, only the outermost loops are
+kept."""
 TEXTS = "recorded"
-"""Folder next to a replay's work tree: the recorded text of probed files."""
+"""Name of the folder, next to a replay's work tree, with the recorded texts of the files to which probes were added."""
 
 
 class SegmentFile(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -151,51 +163,60 @@ class SegmentFile(msgspec.Struct, frozen=True, omit_defaults=True):
     tree: str = ""
     """Work tree of the replay: a folder that is laid out like the project."""
     folded: tuple[str, ...] = ()
-    """Folders of the work tree that are symbolic links and that the program must see as folders."""
+    """Folders of the work tree that are symbolic links, and that the program must see as ordinary folders."""
     names: tuple[str, ...] = ()
     """Names that the probes log."""
     chains: list[list[str]] = []
-    """Loop paths in which probes may run: ids of loops, from the outermost in."""
+    """Loop paths in which probes may run."""
     everywhere: bool = False
-    """Whether any loop may lead to a probe, so that the replay skips no requested iteration."""
+    """Whether any loop may contain a probe, so that the replay skips no requested iteration."""
     jump: bool = True
-    """Whether to start from checkpoints; False: run from the start, and only compare with the checkpoints."""
+    """Whether to start from checkpoints; False: run the program from its start, and only compare with the
+    checkpoints."""
     thorough: bool = False
-    """Whether to compare with every checkpoint, however long that takes, to find the first difference."""
+    """Whether to compare with every checkpoint, even if this takes long, to find the first difference."""
     levels: int = 99
-    """How many loops, from the outermost in, the replay may enter in the middle."""
+    """How many nested loops, counted from the outermost in, the replay may enter at a later iteration than the
+    first."""
     main: str = ""
     """Id of the outermost loop whose iterations are divided among segments; empty if there is none."""
     ranges: dict[str, list[tuple[int, int]]] = {}
-    """By id of the main loop and of loops directly inside it: requested iterations, as (first, after the last). All
-    iterations are requested of a loop that is not listed."""
+    """Id of the main loop, or of a loop directly inside it -> requested iterations, as (first, after the last). All
+    iterations are requested of a loop that is not listed.
+    """
     spans: dict[str, dict[int, tuple[int, int]]] = {}
-    """By id of an inner loop and iteration of the main loop: requested iterations of the inner loop."""
+    """Id of an inner loop -> iteration of the main loop -> requested iterations of the inner loop, as (first, after the
+    last)."""
     owed: dict[str, int] = {}
-    """By id of each loop that logs a requested value: how many iterations the run counted. With fewer iterations in
-    the replay, values are missing."""
+    """Id of a loop in which requested values are logged -> how many iterations of the loop the run counted. If the
+    replay has fewer iterations, values are missing.
+    """
     after: bool = False
     """Whether values that are logged after the outermost loops are requested, too."""
     head: bool = True
-    """Whether this segment writes the values that are logged before the main loop."""
+    """Whether the segment writes the records of values that the program logs before the main loop."""
     tail: bool = True
-    """Whether this segment writes the values that are logged after the main loop."""
+    """Whether the segment writes the records of values that the program logs after the main loop."""
     until: str | None = None
     """Id of a loop at whose entry to stop, because all requested values are logged before it; None: do not stop."""
     probes: dict[str, list[tuple[int, int, list[str]]]] = {}
-    """By file: line and column of each probe, and the random generators of the program from which it draws."""
+    """Path of a file -> (line, column, names) of each probe in the file. The names are those of the program's random
+    generators that the probe uses.
+    """
     ids: dict[str, dict[int, str]] = {}
-    """Ids that loops had in the recorded version, by file and line."""
+    """Path of a file -> line of a loop -> id that the loop had in the recorded version."""
     kinds: dict[str, str] = {}
-    """Kind of the values that other versions logged, by name: a probe that logs another kind is misplaced."""
+    """Name -> kind of the values (such as a number or a text) that other versions logged under it. A probe that logs
+    another kind of value is in the wrong place.
+    """
 
 
 def may_hold(chain: Sequence[str], sites: Iterable[str]) -> bool:
-    """Return True if the program, while it runs the loops `sites`, may come to a probe in the loops `chain`.
+    """Return True if the program, while it runs the loops `sites`, may reach a probe that is inside the loops `chain`.
 
     Both are loop paths: ids of loops, from the outermost in. A loop of the chain may be missing in `sites`, because
-    short loops are not always watched. Loops of libraries and of probes are in no chain. A chain of `DEEPEST` loops may
-    continue with any loop.
+    short loops are not always watched. Loops of libraries and of probes are in no chain, and are ignored in `sites`. A
+    chain of `DEEPEST` loops may continue with any loop.
 
     >>> may_hold(["t.py:f:0:epoch", "t.py:f:1:step"], ["t.py:f:0:epoch"])
     True
@@ -215,11 +236,13 @@ def _is_in_no_chain(site: str) -> bool:
 
 
 LoopLimit = tuple[str, float | str | None, float | str | None, bool]
-"""Requested iterations of a loop: name of the loop, first and last value, whether one iteration is requested."""
+"""Requested iterations of a loop: (name of the loop, first value, value after the last, whether only one is requested).
+The values are those of the loop's target; None as first or last value: no limit.
+"""
 
 
 class ReplayStart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a replay will compute: stored when the replay starts, so that other backfills do not compute it, too."""
+    """The values that a replay will compute, stored when it starts, so that no other backfill computes these values."""
 
     version: str = ""
     """The version that the replay runs: the source with probes."""
@@ -234,28 +257,29 @@ class ReplayStart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     predicted: float = 0.0
     """Predicted seconds of the replay."""
     head: bool | None = None
-    """Whether the replay logs values before the main loop; None in old stores."""
+    """Whether the replay logs the values that the program logs before the main loop; None in old stores."""
     tail: bool | None = None
-    """Whether the replay logs values after the main loop; None in old stores."""
+    """Whether the replay logs the values that the program logs after the main loop; None in old stores."""
     limits: tuple[LoopLimit, ...] = ()
-    """Requested iterations of all loops but the main loop."""
+    """Limits on the requested iterations of loops other than the main loop."""
     same: dict[str, str] = {}
-    """By name: a digest of the code that logs it; replays with equal digests log equal values."""
+    """Name of a value -> digest of the code that logs the value. Replays with equal digests log equal values."""
     inner: dict[str, dict[int, tuple[int, int]]] = {}
-    """By inner loop and by iteration of the main loop: the iterations of the inner loop that the replay covers."""
+    """Inner loop -> iteration of the main loop -> (first, after the last) iteration of the inner loop that the replay
+    covers."""
     crew: str = ""
     """Id of the backfill that started the replay."""
     redoes: str | None = None
-    """Id of the first try that this replay replaces; None for a first try, and in old stores."""
+    """Id of the replay that this second try replaces; None for a first try, and in old stores."""
     because: str = ""
-    """Why the first try was not enough; empty for a first try."""
+    """In words: why the replay `redoes` was not enough; empty for a first try."""
 
 
 def read_replay_start(values: Mapping[str, Any]) -> ReplayStart:
     """Return a `ReplayStart` from its stored fields; unknown fields are ignored.
 
-    If a field cannot be read, the result has no names: the values are then computed again, because the replay may
-    have logged fewer values than the readable fields say.
+    If a field cannot be read, the result has no `names`. A backfill then computes the values again, because the replay
+    may have logged fewer values than the readable fields say.
 
     >>> read_replay_start({"names": ["w"], "covered": [0, 3], "color": "red"}).names
     ('w',)
@@ -273,12 +297,13 @@ def read_replay_start(values: Mapping[str, Any]) -> ReplayStart:
 
 
 class ReplayFailure(StrEnum):
-    """Reason why a replay failed, for those reasons on which code acts; `ReplayReport.error` says it in words."""
+    """Reason why a replay failed, if code reacts to this reason; `ReplayReport.error` gives every reason in words."""
 
     PROBE_RAISED = "probe-raised"
     """The added statement raised an exception, which ended the program."""
     WRONG_PLACE = "wrong-place"
-    """The added statement found a name or attribute missing, or logged another kind of value."""
+    """The added statement used a name or attribute that does not exist, or logged another kind of value than other
+    versions."""
     DISK_FULL = "disk-full"
     """A write failed because the disk, or the user's quota on it, is full."""
 
@@ -287,33 +312,34 @@ class ReplayReport(msgspec.Struct, omit_defaults=True):
     """The result of a replay: what the replay ran and compared, and how it differed from the run."""
 
     states: int = 0
-    """How many recorded checkpoints equalled the state of the replay."""
+    """How many recorded checkpoints the replay compared with its own state and found equal."""
     repeated: int = 0
-    """How many recorded values the replay logged again, with an equal value."""
+    """How many recorded values the replay logged again and found equal."""
     restored: int = 0
-    """How many checkpoints were restored."""
+    """How many checkpoints the replay restored."""
     skipped: int = 0
-    """Loops that were skipped and restored."""
+    """How many loops the replay skipped, by restoring the state after the loop."""
     iterations: int = 0
-    """Iterations of outermost loops that were executed."""
+    """How many iterations of outermost loops the replay executed."""
     open: int = 0
-    """How many executed parts of the run ended where the run recorded no state or value to compare with."""
+    """How many times the replay executed a part of the run at whose end there was no recorded state or value to compare
+    with."""
     written: int = 0
-    """Number of new records."""
+    """Number of records that the replay added."""
     lacking: list[str] = msgspec.field(default_factory=list)
-    """In words: loops that had fewer iterations than in the run, so that values are missing."""
+    """A phrase for each loop that had fewer iterations than in the run, so that values are missing."""
     retry: bool = False
-    """Whether a checkpoint could not be restored, so that only a replay from the start can decide."""
+    """Whether a checkpoint could not be restored, so that the segment must be replayed from the start of the run."""
     difference: str | None = None
     """The first variable that differed, with the point and both values; None if no variable differed."""
     differing: list[str] = msgspec.field(default_factory=list)
-    """Names of recorded values that differed."""
+    """Names of recorded values that the replay logged again with another value."""
     surroundings: list[str] = msgspec.field(default_factory=list)
-    """Differences of library versions and thread counts, one phrase each."""
+    """A phrase for each library version or thread count that differed from the run."""
     error: str | None = None
     """The error that ended the replay, in words; None if there was no error."""
     failure: ReplayFailure | None = None
-    """The reason for the error, if code acts on it; else None."""
+    """The reason for the error, if it is one to which code reacts; else None."""
     probe: tuple[str, int] | None = None
     """File and line of the added statement that raised an exception; None if no added statement raised one."""
     raised: str = ""
@@ -325,16 +351,15 @@ class ReplayReport(msgspec.Struct, omit_defaults=True):
     setup: float = 0.0
     """Seconds that the set-up took."""
     spared: float = 0.0
-    """Seconds saved because segments with an equal start shared it."""
+    """Seconds saved because several segments shared one execution of the same first statements."""
     finished: bool = False
     """Whether the segment was replayed to its end."""
 
     @property
     def proved(self) -> bool:
-        """Whether everything that could be compared was equal, and something was compared.
+        """Whether the replay finished, compared at least one state or value, and found no difference.
 
-        A replay that only restored states, and computed nothing that was left uncompared, starts from recorded states
-        and counts as proved as well.
+        A replay that compared nothing counts as proved as well if it restored recorded states and `open` is 0.
         """
         compared = self.states + self.repeated > 0
         checked = compared or (self.restored > 0 and not self.open)
@@ -343,7 +368,7 @@ class ReplayReport(msgspec.Struct, omit_defaults=True):
 
     @property
     def uncompared(self) -> bool:
-        """Whether the replay ended without an error or difference, and the run recorded nothing to compare with.
+        """Whether the replay finished without error or difference, but the run recorded nothing to compare with.
 
         >>> ReplayReport(finished=True).uncompared, ReplayReport(finished=True, difference="w").uncompared
         (True, False)

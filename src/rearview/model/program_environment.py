@@ -20,7 +20,7 @@ from enum import StrEnum
 
 
 class VariableClass(StrEnum):
-    """How a replay treats a variable."""
+    """How a replay treats an environment variable; the module docstring describes each class."""
 
     RESTORED = "restored"
     TODAY = "today"
@@ -36,7 +36,7 @@ SECRET_WORDS = frozenset(
 )
 """A variable is secret if its name contains one of these words: `WANDB_API_KEY`, `authToken`."""
 _SECRET_ENDS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "APIKEY", "CREDENTIALS")
-"""Ends of names without separators: `GITHUBTOKEN`."""
+"""A variable is also secret if its name ends with one of these words, without a separator: `GITHUBTOKEN`."""
 _SECRET_PHRASES = ("CONNECTION_STRING", "CONN_STR")
 SECRET_VALUE = re.compile(
     r"""
@@ -53,8 +53,9 @@ SECRET_VALUE = re.compile(
     """,
     re.VERBOSE,
 )
-"""Values that are credentials whatever the variable is called: tokens of known services, private keys,
-addresses with a password."""
+"""Matches values that are credentials, no matter what the variable is called: tokens of known services, private keys,
+URLs with a password.
+"""
 
 SESSION = frozenset(
     {
@@ -68,7 +69,8 @@ SESSION = frozenset(
         *("GLIBC_TUNABLES", "PYTHONHASHSEED"),  # set by `rearview run`
     }
 )
-"""The terminal, display and login session: never stored, never reported as a difference."""
+"""Variables of the terminal, display and login session: their values are never stored, and never reported as
+different."""
 SESSION_PREFIXES = (
     *("REARVIEW_", "TERM_", "SSH_", "DBUS_", "XDG_", "TMUX", "VSCODE_", "BASH_FUNC_", "WSL_"),
     *("VTE_", "KITTY_", "ITERM_", "GNOME_", "KDE_", "MALLOC_"),
@@ -101,8 +103,9 @@ MACHINE = frozenset(
         *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
     }
 )
-"""Software, folders, devices and user of this machine: taken from today's environment, and reported if the
-program read them and they differ."""
+"""Variables that name software, folders, devices and the user of this machine. A replay uses their current values, and
+reports a variable if the program read it and its value differs from the run.
+"""
 MACHINE_PREFIXES = ("DYLD_", "CONDA", "_CE_", "_CONDOR_", "PYENV_", "UV_", "PIP_", "LMOD_", "RAY_")
 MACHINE_ENDS = ("_TMPDIR", "_TMP_DIR", "_TEMP_DIR", "_SCRATCH_DIR")
 
@@ -117,8 +120,9 @@ JOB_PREFIXES = (
     *("SLURM_", "SLURMD_", "PBS_", "LSB_", "LSF_", "SGE_", "COBALT_", "FLUX_", "JSM_"),
     *("OMPI_", "PMI_", "PMIX_", "MPI_", "MV2_", "TORCHELASTIC_"),
 )
-"""Beginnings of names of variables that tell a process its batch job, and its part in the job. A replay restores these
-variables; a run that is resumed inside a batch job keeps the values of its new job."""
+"""Beginnings of names of variables that tell a process which batch job it belongs to, and which of the job's processes
+it is. A replay restores these variables; a run that is resumed inside a batch job keeps the values of its new job.
+"""
 
 LIBRARY_PREFIXES = (
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "VECLIB_", "NUMEXPR_", "GOTO_"),
@@ -137,9 +141,9 @@ LIBRARY_NAMES = frozenset({"LANG", "LANGUAGE", "TZ", "SOURCE_DATE_EPOCH", *JOB_N
 SET_IN_REPLAYS = frozenset(
     {"WANDB_SILENT", "MLFLOW_TRACKING_URI", "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING"}
 )
-"""Variables by which a replay silences trackers."""
+"""Variables that a replay sets so that experiment trackers (W&B, MLflow) print nothing and send nothing to a server."""
 _LONG = 60
-"""Values with more characters than this are not shown."""
+"""Values with more characters than this are not shown in messages."""
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 
 
@@ -163,7 +167,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def is_secret_value(value: str) -> bool:
-    """Return True if a text contains something that can only be a credential.
+    """Return True if a text contains a string that can only be a credential.
 
     >>> is_secret_value("postgres://me:hunter2@db/runs"), is_secret_value("https://db/runs")
     (True, False)
@@ -172,12 +176,12 @@ def is_secret_value(value: str) -> bool:
 
 
 def class_of(name: str, value: str | None = None) -> VariableClass:
-    """Return the class of a variable; without a value, by its name alone."""
+    """Return the class of an environment variable; if `value` is None, its name alone decides."""
     if is_of_session(name):
         return VariableClass.TODAY
     if is_secret_name(name) or (value is not None and is_secret_value(value)):
         return VariableClass.SECRET
-    upper = name.upper()  # proxies are spelled in both ways
+    upper = name.upper()  # `HTTP_PROXY` and `http_proxy` are both usual
     if upper in MACHINE or upper.startswith(MACHINE_PREFIXES) or upper.endswith(MACHINE_ENDS):
         return VariableClass.TODAY
     return VariableClass.RESTORED
@@ -189,17 +193,17 @@ def is_restored(name: str) -> bool:
 
 
 def is_of_session(name: str) -> bool:
-    """Return True if a variable belongs to the terminal, the login session or Rearview itself."""
+    """Return True if an environment variable belongs to the terminal, the login session or Rearview itself."""
     return name in SESSION or name.startswith(SESSION_PREFIXES)
 
 
 def is_of_job(name: str) -> bool:
-    """Return True if a variable tells a process its batch job, or its part in the job."""
+    """Return True if a variable tells a process its batch job, or which of the job's processes it is."""
     return name in JOB_NAMES or name.startswith(JOB_PREFIXES)
 
 
 def is_read_by_libraries(name: str) -> bool:
-    """Return True if libraries read a variable in C, or while they are imported.
+    """Return True if libraries read an environment variable in C, or while they are imported.
 
     >>> is_read_by_libraries("OMP_NUM_THREADS"), is_read_by_libraries("DATA_DIR")
     (True, False)
@@ -212,14 +216,14 @@ class Environment:
     """The environment variables that a run read, with their values at its start."""
 
     values: Mapping[str, str | None] = field(default_factory=dict)
-    """By name: the value, or None for a variable that was not set."""
+    """Variable name -> value, or None if the variable was not set."""
     secrets: Mapping[str, bool] = field(default_factory=dict)
-    """By name of each credential that the run read: whether it was set."""
+    """Name of a credential that the run read -> whether the variable was set."""
     whole: bool = False
     """Whether the run read the whole environment: copied it, or started a process that inherits it."""
 
     def restored(self, current: Mapping[str, str], *, resumes: bool = False) -> dict[str, str]:
-        """Return the environment for a replay, or with `resumes` for a resumed run; `current` is the current environment.
+        """Return the environment for a replay (with `resumes`: for a resumed run), made from the environment `current`.
 
         >>> then = Environment({"SEED": "7", "DEBUG": None})
         >>> then.restored({"SEED": "1", "DEBUG": "1", "HOME": "/root"})
@@ -237,7 +241,7 @@ class Environment:
         return environment
 
     def differences(self, current: Mapping[str, str], *, resumes: bool = False) -> list[str]:
-        """Return a phrase for each variable that the run read, and whose value differs now and is not restored.
+        """Return a phrase for each variable that the run read and that `restored` would not give its recorded value.
 
         >>> Environment({"HOME": "/root"}, {"HF_TOKEN": True}).differences({"HOME": "/home/me"})
         ['HOME was /root, is /home/me', 'HF_TOKEN was set and its value is not stored']

@@ -36,14 +36,15 @@ ORIGINS = {
     Verdict.REDONE: Origin.REDONE,
     Verdict.INEXACT: Origin.INEXACT,
 }
-"""Origin of the values of a replay, by its verdict. If a cell of a table has two values, the table shows the value whose
-verdict comes first here."""
+"""Verdict on a replay -> origin of the replay's values. If a cell of a table has two values, the table shows the value
+whose verdict comes first here.
+"""
 TRUSTED = frozenset({Origin.RECORDED, Origin.REPLAYED, *CAPTURED})
 """Origins of values that tables show without a mark."""
 WITHHELD = frozenset({Origin.REDONE, Origin.INEXACT})
 """Origins of values that tables show only on request."""
 _WORST = (Verdict.INEXACT, Verdict.INCOMPLETE, Verdict.UNPROVED, Verdict.EXACT)
-"""Verdicts, the worst first."""
+"""Verdicts that `worst` considers, the worst first."""
 _UNCOMPARED_END = "; after the last of them there was nothing to compare with"
 
 
@@ -60,7 +61,7 @@ class Proof:
 
     @property
     def origin(self) -> Origin:
-        """Origin of the values of the replay."""
+        """Origin with which tables show the values of the replay."""
         return ORIGINS[self.verdict]
 
     def __str__(self) -> str:
@@ -70,10 +71,11 @@ class Proof:
 def proof_of(
     report: ReplayReport | None, *, proved: bool | None = None, redone: bool = False
 ) -> Proof:
-    """Return the proof of one replay.
+    """Return the verdict on one replay and its reason.
 
     `report` is the report of the replay, or None if the report is lost. `proved` is the verdict that was stored when the
-    replay ended, or None if it has not ended. A replay that was `redone` does not count.
+    replay ended, or None if it has not ended. With `redone`, the verdict is REDONE: a second try has replaced the
+    replay.
 
     >>> print(proof_of(ReplayReport(finished=True, states=2)))
     exact: 0 states restored, 2 states and 0 recorded values equal
@@ -112,7 +114,7 @@ def _judge(report: ReplayReport | None, proved: bool | None) -> Proof:
 
 
 def compared(reports: Iterable[ReplayReport]) -> str:
-    """Return in words how many states replays restored, and how many states and values were equal."""
+    """Return in words how many states the replays restored, and how many states and values they found equal."""
     reports = list(reports)
     restored, states, repeated = (
         sum(getattr(report, name) for report in reports)
@@ -127,9 +129,10 @@ def compared(reports: Iterable[ReplayReport]) -> str:
 
 
 def worst(proofs: Iterable[Proof]) -> Proof | None:
-    """Return the first proof with the worst verdict, which decides for all the replays; None without any proof.
+    """Return the proof with the worst verdict, which decides for all replays of a run, or None if no proof counts.
 
-    A replay that was redone does not count, and its second try counts.
+    A proof with the verdict REDONE does not count, because the second try has a proof of its own. Of several proofs
+    with the worst verdict, the first is returned.
 
     >>> print(worst([Proof(Verdict.EXACT), Proof(Verdict.REDONE, "x"), Proof(Verdict.UNPROVED)]))
     unproved

@@ -1,4 +1,4 @@
-"""Runs (`Run`), points in a run (`Point`), records at points (`Record`), and the stored facts about a run.
+"""Runs (`Run`), points in a run (`Point`), records at points (`Record`), and what is stored about a run.
 
 `RunStart` is written once, before the program begins, and `RunEnd` when the program ends. Both are stored as JSON and
 read tolerantly: a key that is missing, or that another version of Rearview wrote with another type, gets
@@ -23,7 +23,7 @@ CELL = "cell"
 NOTEBOOK = ".ipynb"
 """File name suffix of a notebook."""
 NAMED = "loop:"
-"""Prefix of the id of a loop that the program names with `rearview.loop`."""
+"""Prefix of the id of a loop to which the program gives a name with `rearview.loop`."""
 
 
 def name_of(loop: str) -> str:
@@ -36,9 +36,9 @@ def name_of(loop: str) -> str:
 
 
 def columns_of(loops: Iterable[str]) -> list[str]:
-    """Return a different name for each loop of a loop path, given the ids or names of the loops.
+    """Return a distinct column name for each loop of a loop path, given the ids or names of the loops.
 
-    A loop inside another loop of equal name is numbered, as the columns of a table are.
+    A loop inside another loop of equal name gets a number, such as `i_2`.
 
     >>> columns_of(["a.py:f:0:i", "a.py:f:1:j", "a.py:g:0:i"])
     ['i', 'j', 'i_2']
@@ -54,8 +54,8 @@ def columns_of(loops: Iterable[str]) -> list[str]:
 class Step:
     """One iteration of one loop.
 
-    `index` counts from 0 and gives the order; `value` is the value of the loop's target, if this is a
-    plain number or string and not the index. Messages and tables show the value, and programs use the index.
+    `index` counts from 0 and gives the order; `value` is the value of the loop's target, if this is a number or string
+    other than the index, and else None. Messages and tables show the value, and programs use the index.
     """
 
     loop: str
@@ -64,7 +64,7 @@ class Step:
 
     @property
     def label(self) -> int | str | float:
-        """The value by which people identify the iteration."""
+        """The value that messages and tables show for the iteration: `value`, or `index` if `value` is None."""
         return self.index if self.value is None else self.value
 
     def __str__(self) -> str:
@@ -73,7 +73,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A place in a run; the empty point is outside all loops.
+    """A place in a run, as the iterations of the running loops, outermost first; the empty point is outside all loops.
 
     >>> str(Point((Step("epoch", 3), Step("step", 20))))
     'epoch=3/step=20'
@@ -91,7 +91,7 @@ class Point:
 
     @property
     def indices(self) -> tuple[int, ...]:
-        """Iteration numbers, outermost first; sorting points of one loop path by them gives their order in the run."""
+        """Iteration numbers, outermost first. Points in the same loops can be sorted by these numbers."""
         return tuple(step.index for step in self.steps)
 
 
@@ -105,7 +105,7 @@ class Origin(StrEnum):
     UNPROVED = "unproved"
     """Logged by a replay that was interrupted, or for which the run recorded nothing to compare with."""
     REDONE = "redone"
-    """Logged by a first try, which a second try from the start of the run replaces."""
+    """Logged by a replay that a second try, a replay from the start of the run, has replaced."""
     INEXACT = "not exact"
     """Logged by a replay that differed from the recording."""
     WANDB = "wandb"
@@ -134,21 +134,24 @@ LOGGERS = (
     *(Origin.WANDB, Origin.MLFLOW, Origin.TENSORBOARD),
     *(Origin.LIGHTNING, Origin.TRANSFORMERS, Origin.KERAS),
 )
-"""Origins of values that a run passed to a logger. Of two values with one name, tables show the value whose origin
-comes first here."""
+"""Origins of values that a run passed to a logger. If two values have the same name, tables show the value whose origin
+comes first here.
+"""
 CAPTURED = (*LOGGERS, Origin.ASSIGNED, Origin.PRINTED, Origin.LOGGING, Origin.INNER)
-"""Origins of values that a run did not log with Rearview, the strongest first."""
+"""Origins of values that a run did not log with Rearview; tables prefer a value whose origin comes first here."""
 UNASKED = frozenset({Origin.ASSIGNED, Origin.PRINTED, Origin.LOGGING, Origin.INNER})
-"""Origins of values that the program gave to no logger."""
+"""Origins of values that the program passed to no logger."""
 SEEN = "rearview_seen"
-"""Attribute of a patched method of a logger: a function that captures a call of the method. A background writer, which
-lets another process call the method, calls this function in the program's process with the same arguments."""
+"""Name of an attribute of a logger's patched method: a function that captures one call of the method. If a background
+writer makes the call in another process, it calls this function in the program's process with the same arguments.
+"""
 MARK = "$"
-"""Prefix of an origin that a captured record stores in the field in which other records have a replay's id."""
+"""Prefix of the origin in a captured record, which stores its origin in the field that holds a replay's id
+otherwise."""
 
 
 def captured_origin(replay: str | None) -> Origin | None:
-    """Return the origin of a captured record, given the field for its replay; None if the record was not captured.
+    """Return the origin in a record's field `replay`, or None if the field is empty or holds a replay's id.
 
     >>> captured_origin("$printed"), captured_origin("20261118-r1"), captured_origin(None)
     (<Origin.PRINTED: 'printed'>, None, None)
@@ -186,44 +189,44 @@ def is_notebook(path: str) -> bool:
 
 
 class Status(StrEnum):
-    """Status of a run: running, or how the run ended."""
+    """Status of a run: it is running, or the way in which it ended."""
 
     RUNNING = "running"
     FINISHED = "finished"
     FAILED = "failed"
-    """Ended with an exception or a non-zero exit code."""
+    """The run ended with an exception or a non-zero exit code."""
     PAUSED = "paused"
-    """Ended with `EXIT_PAUSED`: its state is saved, and the run can be resumed."""
+    """The run ended with `EXIT_PAUSED`: its state is saved, and the run can be resumed."""
     DEAD = "dead"
-    """Its process no longer exists, and did not record how it ended."""
+    """The process of the run no longer exists, and did not record how the run ended."""
 
 
 RecordT = TypeVar("RecordT", bound=msgspec.Struct)
 
 
 class RunStart(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts about the start of a run that a replay needs."""
+    """What is stored when a run starts: how the program was started, on which machine, and what else a replay needs."""
 
     target: str | None = None
     """Path of the script as the user typed it, or the module's name; None if this value was lost."""
     module: bool = False
     """Whether `target` names a module (`rearview run -m`)."""
     root: str = ""
-    """Folder of the project when the run started; empty in old runs."""
+    """Path of the project's folder when the run started; empty in old runs."""
     given: dict[str, str] = {}
-    """By name: values that the command line gave for `rearview.arg`; secrets are hidden."""
+    """Name of an argument -> value that the command line gave for `rearview.arg`; secrets are hidden."""
     watched: bool = True
     """Whether Rearview started the program; False if plain `python` ran a program that imports Rearview."""
     autolog: bool | None = None
-    """Whether scalars assigned in loops are logged; None in old runs."""
+    """Whether scalars that the program assigns to variables in loops are logged; None in old runs."""
     settings: dict[str, Any] = {}
-    """Settings given on the command line."""
+    """Name of a setting -> value given on the command line."""
     entropy: str = ""
     """Key that decides all random numbers that the program does not seed, hexadecimal (`runtime.sandbox.entropy`)."""
     cells: bool = False
     """Whether the script was divided into cells; its points then begin with the cell."""
     clock: int = 1
-    """Number of the rule by which times are recorded."""
+    """Number of the rule that decided which readings of the clock belong to the program (`runtime.sandbox.clock`)."""
     hash_seed: str = "0"
     """PYTHONHASHSEED of the process."""
     python: str = ""
@@ -233,15 +236,16 @@ class RunStart(msgspec.Struct, frozen=True, kw_only=True):
     hardware: dict[str, Any] = {}
     """Processor, cores and accelerators (`store.machine.hardware`)."""
     threads: dict[str, str] = {}
-    """Environment variables that limit the number of threads."""
+    """Name -> value of the environment variables that limit the number of threads."""
     imported: dict[str, str] = {}
-    """Tracker, key, name and location (`from`, `key`, `name`, `source`) of a run that was imported from a tracker."""
+    """For a run imported from an experiment tracker: tracker, key, name and location (`from`, `key`, `name`,
+    `source`)."""
     rebuilt: bool = False
     """Whether the stored facts were damaged, and were written again from the id and version of the run."""
 
 
 class LoopTotals(msgspec.Struct, frozen=True, kw_only=True):
-    """How many times one loop ran in the whole run, and how long."""
+    """Entries, iterations and seconds of one loop, summed over the whole run."""
 
     entries: int = 0
     """How many times the program entered the loop."""
@@ -262,11 +266,11 @@ class DeepLoop(msgspec.Struct, frozen=True, kw_only=True):
     entries: int = 0
     """How many times the program entered the loop."""
     counts: list[int] = []
-    """Number of its iterations in each iteration of the outermost loop."""
+    """Number of this loop's iterations in each iteration of the outermost loop."""
 
 
 class MainLoop(msgspec.Struct, frozen=True, kw_only=True):
-    """Timings of the main loop (the outermost loop that took longest), and of the loops inside it.
+    """Timings and iteration counts of the main loop (the outermost loop that took longest), and of the loops inside it.
 
     `counts` and `counted` are None in runs of older versions of Rearview.
     """
@@ -283,27 +287,29 @@ class MainLoop(msgspec.Struct, frozen=True, kw_only=True):
     iterations: list[tuple[int, float]] = []
     """(count, average seconds) of successive groups of iterations."""
     inner: dict[str, list[tuple[float, int]]] = {}
-    """By id of an inner loop: its seconds and iterations in each iteration of the main loop."""
+    """Id of an inner loop -> (seconds, iterations) of the inner loop in each iteration of the main loop."""
     deep: dict[str, DeepLoop] = {}
-    """Loops inside inner loops, by the names in their loop path."""
+    """Loop path without the main loop (ids joined by ` > `; in old runs, names joined by `/`) -> counts of the
+    innermost loop of this path. Paths have at least two loops.
+    """
     counts: dict[str, list[int]] | None = None
-    """By id of a loop at any depth: its iterations in each iteration of the main loop."""
+    """Id of a loop at any depth -> number of the loop's iterations in each iteration of the main loop."""
     counted: tuple[int, int] | None = None
-    """First and last iteration of the main loop in which iterations of the loops inside it were counted."""
+    """(first, after the last) iteration of the main loop in which the iterations of loops inside it were counted."""
     alone: bool = True
     """Whether the main loop was entered only once."""
     span: tuple[int, int] | None = None
     """First value and step of the loop's target, if the loop is over a `range` or `enumerate`; else None."""
     range: list[Any] | None = None
-    """The span in old runs: start, stop, step."""
+    """In old runs, the value of `span`, in the form start, stop, step."""
     held: list[Any] | None = None
     """Value of the loop's target in each iteration, if `span` does not describe the values; else None."""
     spans: dict[str, tuple[int, int]] = {}
-    """By id of an inner loop: what `span` is for the main loop."""
+    """Id of an inner loop -> first value and step of that loop's target, as in `span`."""
     helds: dict[str, list[Any]] = {}
-    """By id of an inner loop: what `held` is for the main loop."""
+    """Id of an inner loop -> value of that loop's target in each iteration, as in `held`."""
     varied: list[str] = []
-    """Ids of inner loops whose target had other values when the loop was entered again."""
+    """Ids of inner loops whose target did not have the same values at every entry of the loop."""
 
 
 class EarlyEnd(msgspec.Struct, frozen=True, kw_only=True):
@@ -325,7 +331,7 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
 
     time: float = 0.0
     attempts: int | None = None
-    """How many times the run was resumed before it ended; None in old runs."""
+    """How many times the run had been resumed when it ended; None in old runs."""
     exit_code: int = 1
     seconds: float = 0.0
     cpu: float = 0.0
@@ -334,23 +340,24 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
     """Costs of recording (`runtime.saving.overhead`)."""
     main: MainLoop = MainLoop()
     imports: dict[str, float] = {}
-    """Seconds that each library took to import."""
+    """Name of a library -> seconds that importing the library took."""
     surroundings: dict[str, str] = {}
-    """Versions of libraries and thread counts."""
+    """Name -> text of library versions and thread counts during the run."""
     inputs: dict[str, list[Any]] = {}
-    """By path of each data file that the program read: its size, time of change and hash."""
+    """Path of a data file that the program read -> size, time of last change and hash of the file."""
     loops: dict[str, LoopTotals] = {}
-    """By id of the loop; loops that were not watched until they ended are left out."""
+    """Id of a loop -> totals of the loop. Loops that were not watched until they ended are left out."""
     files: list[str] | None = None
     """Paths of the source files that ran, relative to the project; None in old runs."""
     early: EarlyEnd | None = None
-    """The loops that the program was in when it failed; None if it did not fail, and in old runs."""
+    """The loops that the program was in when it ended early; None if the program did not end early, and in old runs."""
     captured: dict[str, Any] = {}
-    """Which names were captured, and how long capturing took."""
+    """Names of the values that Rearview captured from other loggers and from variables, and seconds that capturing
+    took."""
 
 
 class Continuation(msgspec.Struct, frozen=True):
-    """A resumption of a run with a corrected source."""
+    """The event that a run was resumed with a corrected source."""
 
     version: str
     """The corrected version."""
@@ -359,7 +366,7 @@ class Continuation(msgspec.Struct, frozen=True):
 
 
 def read_record(kind: type[RecordT], values: Mapping[str, Any]) -> RecordT:
-    """Return stored values as a value of the class `kind`, such as `RunStart`.
+    """Return an instance of the class `kind`, such as `RunStart`, made from stored values.
 
     Keys that are missing or have a value of a wrong type get their defaults; unknown keys are ignored.
 
@@ -408,19 +415,20 @@ class Run:
     parent: str | None = None
     """Id of the run that this run replays or resumes; None if there is none."""
     args: dict[str, Any] = field(default_factory=dict)
-    """Hyper-parameters."""
+    """Name of a hyper-parameter -> value."""
     facts: RunStart = field(default_factory=RunStart)
     """The facts about the start of the run."""
     end: RunEnd = field(default_factory=RunEnd)
-    """Measurements at the end of the run; defaults while `ended` is None, also after the run was resumed."""
+    """Measurements at the end of the run. While `ended` is None, also after a resumption, all fields have their
+    defaults."""
     arg_origins: dict[str, str] = field(default_factory=dict)
-    """By hyper-parameter: the library that read it, such as argparse, if known."""
+    """Name of a hyper-parameter -> library that read the hyper-parameter, such as argparse, if known."""
     attempts: int = 0
     """How many times the run was resumed."""
     continued: tuple[Continuation, ...] = ()
     """Resumptions with a corrected source, in order."""
     damaged: str = ""
-    """In words: how the files of the run are damaged; empty if they can be read."""
+    """In words: how the files of the run are damaged; empty if the files can be read."""
     name: str = ""
     """Name that the user gave the run; empty if the run has no name."""
     tags: tuple[str, ...] = ()
@@ -456,7 +464,7 @@ class Run:
 
     @property
     def source(self) -> str:
-        """The version that the run uses now: its first version, or that with which it was last resumed."""
+        """The version with which the run was last resumed, or else the version with which it started."""
         return self.continued[-1].version if self.continued else self.version
 
     @property

@@ -1,6 +1,6 @@
 """Recognise and hide secrets in files and on command lines.
 
-Names of options and values are judged by the rules for environment variables (`model.program_environment`):
+Names and values of options are judged by the rules for environment variables (`model.program_environment`):
 
 - A *file* is not part of a version if its name says that it contains credentials, or if its text contains a
   private key or the token of a known service.
@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from rearview.model.program_environment import SECRET_VALUE, is_secret_name, is_secret_value
 
 HIDDEN = "***"
-"""Text that replaces a secret."""
+"""Text that is stored and shown in place of a secret."""
 
 _FILE = re.compile(
     r"""
@@ -34,7 +34,7 @@ _FILE = re.compile(
 _CODE = re.compile(
     r".*\.(py|pyi|pyx|ipynb|c|cc|cpp|h|cu|js|ts|rs|go|r|jl|md|rst|html|css)", re.IGNORECASE
 )
-"""Names of source files, which are judged only by their text: `tokens.py` and `auth.py` are programs."""
+"""Names of source files. These names do not count as secret, because `tokens.py` and `auth.py` are programs."""
 _FOLDER = frozenset({".aws", ".ssh", ".gnupg", ".kube", ".docker", ".azure", ".gcloud", ".secrets"})
 """Folders whose files are never part of a version."""
 _CONTENT = re.compile(
@@ -142,7 +142,7 @@ def redact_words(words: Sequence[str]) -> list[str]:
 
 
 def _is_secret_argument(name: str, value: str) -> bool:
-    """Return True if the value of an option is a secret.
+    """Return True if `value`, given for the option `name`, is a secret.
 
     >>> [_is_secret_argument("--password", "1"), _is_secret_argument("--sort-key", "loss"), _is_secret_argument("--wandb-key", "8f3a")]
     [True, False, True]
@@ -154,7 +154,7 @@ def _is_secret_argument(name: str, value: str) -> bool:
         return True
     if _PLAIN.fullmatch(value):
         return False
-    # a key may be a dictionary key, as in `--image-key jpg`
+    # the word `key` in the name of an option may mean a dictionary key, as in `--image-key jpg`
     unambiguous = words.isdisjoint({"key", "keys", "auth", "pass", "pin", "sas", "pwd"})
     of_service = not words.isdisjoint(_OF_SERVICES)
     return unambiguous or of_service or _RANDOM.fullmatch(value) is not None
@@ -180,7 +180,7 @@ def fill_secrets(
 ) -> tuple[tuple[str, ...], list[str]]:
     """Return a stored command line with its secrets inserted, and the names of variables that are not set.
 
-    `values` are the environment variables by name (see `variable_of`).
+    `values` maps the names of environment variables (see `variable_of`) to their values.
 
     >>> fill_secrets(["--api-key", "***", "7"], {"REARVIEW_ARG_API_KEY": "abc"})
     (('--api-key', 'abc', '7'), [])
@@ -202,7 +202,7 @@ def fill_secrets(
 
 
 def redact_value(name: str, value: object) -> object:
-    """Return the value of a named argument, with `***` in place of a secret."""
+    """Return the `value` of the argument `name`, with `***` in place of a secret."""
     if isinstance(value, str) and value:
         if _is_secret_argument(name, value):
             return HIDDEN

@@ -1,4 +1,4 @@
-"""Texts for people: without control characters and internal names, counts, durations, sizes; and numbers from texts."""
+"""Format texts, counts, durations and sizes for messages, and parse numbers and durations from texts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e007f]"
 )
-"""C0 except tab and newline, DEL, C1, zero-width and bidirectional controls, tags, lone surrogates."""
+"""Unsafe characters: control characters except tab and newline, invisible characters, and lone surrogates."""
 _LINE = re.compile("[\t\n]")
 _DURATION = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*([a-z]*)\s*")
 _SECONDS = {"s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -49,7 +49,7 @@ WORDS = {
     "__rearview_probe__": "the guard of the added statement",
     "__rearview_cell__": "the mark of a cell",
 }
-"""By internal name: its meaning for people."""
+"""Internal name of a value or variable -> words that messages show in its place."""
 _GLOBALS = {
     "random": "the random state of Python",
     "numpy": "the random state of NumPy",
@@ -57,7 +57,7 @@ _GLOBALS = {
     "devices": "the random state of the accelerators",
     "modes": "the modes of torch (gradients, autocast, deterministic algorithms)",
 }
-"""By name under which global state is stored: its meaning for people."""
+"""Name under which a skeleton stores a global state -> words that messages show in its place."""
 _OWN = re.compile(
     "(?:[\\w.]+\\.)?("
     + "|".join(re.escape(name) for name in sorted(WORDS, key=len, reverse=True))
@@ -67,7 +67,7 @@ _GLOBAL = re.compile(r"<global state of ([\w.]+)>((?:\[[^\]]*\])*)")
 
 
 def in_words(text: str) -> str:
-    """Return a text with the meaning in place of every internal name.
+    """Return `text` with plain words in place of each internal name of Rearview.
 
     >>> in_words("$chance[0] at epoch=3: recorded 80, now 158")
     'the random bytes drawn from the system at epoch=3: recorded 80, now 158'
@@ -81,7 +81,7 @@ def in_words(text: str) -> str:
 
 
 def plural(count: int, word: str) -> str:
-    """Return a count with its word, in the plural unless the count is 1; every message with a count uses this.
+    """Return a count and its word as text, in the plural unless the count is 1. Use this in all messages.
 
     >>> plural(1, "row"), plural(1200, "row"), plural(0, "recorded value"), plural(2, "process")
     ('1 row', '1,200 rows', '0 recorded values', '2 processes')
@@ -91,7 +91,7 @@ def plural(count: int, word: str) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Return a time span as text, in at most two units; empty for None.
+    """Return a time span as text, in at most two units; an empty text for None.
 
     >>> [duration(s) for s in (0.0123, 0.9999, 5.25, 75, 4000, 200_000)]
     ['12 ms', '1.0 s', '5.2 s', '1 min 15 s', '1 h 6 min', '2 d 7 h']
@@ -110,7 +110,7 @@ def duration(seconds: float | None) -> str:
 
 
 def size(count: float) -> str:
-    """Return a number of bytes as text, in a readable unit.
+    """Return a number of bytes as text, in the largest unit that fits.
 
     >>> size(999), size(1_500_000), size(0)
     ('999 B', '1.5 MB', '0 B')
@@ -138,7 +138,7 @@ def parse_duration(text: str, *, unit: str = "") -> float | None:
 
 
 def number_or_text(text: str) -> int | float | str:
-    """Return the number that a text is, or the text itself if it is no number.
+    """Return the int or float that a text contains, or the text itself if it is no number.
 
     >>> number_or_text("3"), number_or_text("0.1"), number_or_text("adam")
     (3, 0.1, 'adam')
@@ -152,7 +152,9 @@ def number_or_text(text: str) -> int | float | str:
 
 
 def parameter_in_text(text: Any) -> Any:
-    """Return the number or truth value that the text of a parameter stands for: MLflow stores parameters as texts.
+    """Return the number or truth value that a parameter's text contains, or else the text itself.
+
+    MLflow stores parameters as texts.
 
     >>> parameter_in_text("0.9"), parameter_in_text("12"), parameter_in_text("True"), parameter_in_text("adam")
     (0.9, 12, True, 'adam')

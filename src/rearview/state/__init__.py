@@ -1,1 +1,1 @@
-"""Live objects: capture, restore, compare."""
+"""Live objects of the program: functions to capture, restore and compare their state."""

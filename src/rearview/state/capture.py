@@ -32,7 +32,7 @@ _SET_OPCODES = b"\x8f\x94("
 """Opcodes at the start of a pickled set that has elements."""
 _BUILDER_IDS = [id(builder) for builder in BUILDERS.values()]
 _NESTING_MARGIN = 25
-"""Levels of nesting to add to a value when testing whether pickle can store it: in the state it is nested deeper."""
+"""Levels of nesting that `_can_dump` adds to a value for its test, because the value is nested deeper in the state."""
 PLAIN: Any = object()
 """Entry in `reducers` for a type whose objects the C pickler stores correctly without a reducer."""
 
@@ -49,7 +49,7 @@ class StatePickler(pickle.Pickler):
         self.reducers = capturing.anchors.reducers
 
     def reducer_override(self, obj: Any) -> Any:
-        """Return how to rebuild an object, or NotImplemented if the C pickler stores the object correctly."""
+        """Return how to rebuild `obj`, as `__reduce_ex__` does; NotImplemented if plain pickling is correct."""
         t = type(obj)
         reducer = self.reducers.get(t)
         if reducer is None:
@@ -61,27 +61,27 @@ class StatePickler(pickle.Pickler):
 
 
 class Capture:
-    """One running capture: its anchors, the memory blocks it has read, and the parts it could not capture."""
+    """One running capture: the anchors, the memory blocks that it has read, and the parts that it could not capture."""
 
     def __init__(
         self, anchors: Anchors, roots: Mapping[str, object], *, check_sharing: bool = False
     ) -> None:
         self.anchors = anchors
         self.check_sharing = check_sharing
-        """Whether the memory of each small array is compared with that of all other arrays."""
+        """Whether the capture looks up the memory of each small array among the memory of all other arrays."""
         self.presumed_unshared: dict[int, Any] = {}
-        """By `id`: small arrays that are assumed to share no memory; `has_shared_small_arrays` checks them."""
+        """`id` -> small array that is assumed to share no memory; `has_shared_small_arrays` checks the assumption."""
         self.captured_by_address: dict[int, Any] = {}
-        """By number: arrays of `Anchors.by_address` that this capture has pickled a reference to."""
+        """Anchor number -> array of `Anchors.by_address` to which this capture has pickled a reference."""
         self.ids_with_views: set[int] = set()
         """`id` of each array whose memory another array views."""
         self.roots = roots
         self.blocks = Blocks(anchors.block_keys)
         self.missing: list[MissingPart] = []
         self.reported_objects: dict[int, Any] = {}
-        """By `id`: the objects that are listed in `missing`."""
+        """`id` -> object that is listed in `missing`."""
         self.out_of_band: list[str] = []
-        """Keys of the buffers that pickling methods of classes passed to pickle, in order."""
+        """Keys of the large buffers that pickling methods of classes passed to pickle, in order."""
         self.cells: list[types.CellType] = []
         """Closure variables whose values are still to be pickled."""
         self.running_cells: set[int] = set()
@@ -90,11 +90,11 @@ class Capture:
         self.alive: list[Any] = anchors.alive()
         self._all_alive = len(anchors.index) == len(self.alive)
         self.placeholders: list[object] = []
-        """Objects that take the places of anchors that no longer exist in the pickler's memo."""
+        """Objects in the pickler's memo that take the places of anchors that no longer exist."""
 
     @functools.cached_property
     def plain_tensor(self) -> PlainReader:
-        """A function that reads a plain tensor fast (see `plain_reader`)."""
+        """The function that `plain_reader` returns: it reads plain tensors fast."""
         return plain_reader(self.blocks)
 
     def report_missing(self, obj: object, reason: str) -> None:
@@ -104,7 +104,7 @@ class Capture:
             self.missing.append(MissingPart(self.path(obj), reason))
 
     def belongs_to_running_function(self, function: str, name: str, cell: types.CellType) -> bool:
-        """Return True if `cell`, the closure variable `name` of `function`, may belong to a function on the stack.
+        """Return True if `cell`, the closure variable `name` of `function`, may belong to a call that is still running.
 
         Python does not tell which call a closure variable belongs to. The variable of an earlier call of the
         function counts as well if it refers to the same object: this makes the state partial, but never wrong.
@@ -129,7 +129,10 @@ class Capture:
         return find_path(self.anchors, self.roots, obj) or f"a {type(obj).__name__}"
 
     def take_buffer(self, buffer: pickle.PickleBuffer) -> bool:
-        """Store a large buffer outside the skeleton; return True for a small one, which pickle stores inside."""
+        """Store a large buffer outside the skeleton and return False; for a small buffer, return True.
+
+        If this function returns True, pickle stores the buffer inside the skeleton.
+        """
         raw = buffer.raw()
         if raw.nbytes <= SMALL:
             return True
@@ -139,7 +142,8 @@ class Capture:
     def contents(self) -> list[tuple[str, list[int], list[Any]]]:
         """Return (kind, anchor numbers, contents) for each kind of live anchor.
 
-        The content of an anchor refers to other objects, such as the items of a list, and does not include theirs.
+        The kind is the name of the codec. The content of an anchor, such as the items of a list, refers to other
+        objects and does not include the contents of these objects.
         """
         alive = self.alive
         groups = []
@@ -160,7 +164,7 @@ class Capture:
     def _read_one_by_one(
         self, kind: Kind, numbers: list[int], objs: list[Any]
     ) -> tuple[list[int], list[Any]]:
-        """Return numbers and contents of the objects that can be read; report each object that cannot."""
+        """Return numbers and contents of those anchors that `kind` can read; report each of the others as missing."""
         good: list[int] = []
         contents: list[Any] = []
         for number, obj in zip(numbers, objs, strict=True):
@@ -173,7 +177,7 @@ class Capture:
         return good, contents
 
     def without_unpicklable(self, body: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the body without the contents that cannot be pickled, and report each of them.
+        """Return `body` without the contents that cannot be pickled, and report each of these contents as missing.
 
         `body` is (variables, contents of anchors, changed classes, random state).
         """
@@ -212,7 +216,7 @@ class Capture:
         return [(number, classes[number]) for number in changed if self.alive[number] is not None]
 
     def restarted(self) -> Capture:
-        """Return a new capture for a second attempt, which keeps the missing parts that are reported already."""
+        """Return a new capture for a second attempt, with the missing parts that this capture has reported."""
         new_capture = Capture(self.anchors, self.roots, check_sharing=True)
         new_capture.missing, new_capture.reported_objects = self.missing, self.reported_objects
         return new_capture
@@ -237,7 +241,11 @@ class Capture:
         )
 
     def dump(self, body: object) -> tuple[bytes, bytes]:
-        """Return the pickle of `body`, and the pickles of what pickling `body` has found, which end with None."""
+        """Return the pickle of `body`, and the pickles to store after it, which end with a pickle of None.
+
+        The later pickles hold what pickling `body` has found: values of closure variables, contents of arrays, contents
+        that contain an `id`, and the order of sets.
+        """
         out = io.BytesIO()
         pickler = StatePickler(out, self)
         pickler.memo = self._memo()
@@ -251,9 +259,9 @@ class Capture:
             dumped.update(arrays)
             pickler.dump(("cells", [(cell, CellKind.values(cell)) for cell in cells]))
             pickler.dump(("contents", self._contents_by_address(arrays)))
-        # searching the memo is slow: skip it if the stream holds no number that may be an `id`
+        # searching the memo is slow: skip the search if the stream holds no number that may be an `id`
         stream = out.getvalue()
-        # write the next pickles to the emptied buffer: appending would copy the stream, which is in use
+        # empty the buffer before the next pickles: appending would copy the buffer, whose memory `stream` uses
         out.seek(0)
         out.truncate()
         numbers = possible_ids(stream)
@@ -278,7 +286,7 @@ class Capture:
     def _reordered_sets(
         self, pickler: StatePickler, with_ids: MarkedContents
     ) -> list[tuple[Any, Any]]:
-        """Return the sets created by the loop that a restore would give another order, each with a recipe."""
+        """Return (set, recipe) for each set created by the loop whose iteration order a restore would change."""
         reordered = []
         with_id_numbers = {id(obj) for obj, _ in with_ids}
         for _, obj in pickler.memo.copy().values():
@@ -322,15 +330,15 @@ class Captured:
     likely_unchanged: Collection[str] = ()
     """Keys of buffers that will probably not change, such as frozen weights and data."""
     owners: Sequence[Any] = ()
-    """Objects that own the memory of the buffers, and that this reference keeps alive."""
+    """Objects that own the memory of the buffers: this list keeps the objects alive."""
 
 
 def capture(anchors: Anchors, roots: Mapping[str, object], *, rng: bool = True) -> Captured:
     """Return the state of all objects that the anchors and the variables in `roots` lead to.
 
-    `roots` holds the variables that are bound now, by name; a restore unbinds all other variables. The capture
-    changes nothing in the program. An object that cannot be captured is listed in `missing`. With `rng`, the
-    state includes the global random state.
+    `roots` maps the names of the variables that are bound now to their values; a restore unbinds all other variables.
+    The capture changes nothing in the program. An object that cannot be captured is listed in `Captured.missing`. With
+    `rng`, the state includes the global random state.
     """
     # thousands of short-lived tuples would start garbage collections of the whole program
     with GcPaused(), plain_access():
@@ -360,7 +368,10 @@ def _capture(anchors: Anchors, roots: Mapping[str, object], *, rng: bool) -> Cap
 def _read(
     anchors: Anchors, roots: Mapping[str, object], *, rng: bool
 ) -> tuple[Capture, tuple[bytes, bytes]]:
-    """Return the finished capture and its pickles; capture again if pickling fails or small arrays share memory."""
+    """Return the finished capture and its pickles (see `dump`).
+
+    If pickling fails, or small arrays share memory, the state is captured a second time.
+    """
     random_state = read_global() if rng else None
     while True:
         capturing = Capture(anchors, roots, check_sharing=anchors.shares_arrays)

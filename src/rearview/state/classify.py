@@ -1,8 +1,8 @@
 """Choose the codec (`Kind`) of an object: `kind_of`, which the walk and `capture` call.
 
-An *anchor* is an object that existed when the loop was entered. Four kinds capture nothing: an immutable value
-(`VALUE`), an immutable object that may lead to anchors (`THROUGH`), an object that only the pickling methods of its
-class can read (`INLINE`), and an object that is captured as a reference (`REF`).
+An *anchor* is an object that existed when the loop was entered. Four codecs capture no content: those of an immutable
+value (`VALUE`), an immutable object that may lead to anchors (`THROUGH`), an object that only the pickling methods of
+its class can read (`INLINE`), and an object that is captured as a reference (`REF`).
 """
 
 from __future__ import annotations
@@ -53,11 +53,12 @@ from rearview.state.displays_and_trackers import BY_REFERENCE, excluded_attribut
 from rearview.state.memory_blocks import is_array, is_tensor
 
 VALUE = Kind()
-"""Kind of immutable values: pickled wherever they occur, never anchors."""
+"""Codec of immutable values, which are pickled wherever they occur and are never anchors."""
 THROUGH = Kind()
-"""Kind of immutable objects that may lead to anchors: pickled wherever they occur, and entered by the walk."""
+"""Codec of immutable objects that may refer to anchors: they are pickled wherever they occur, and the walk enters
+them."""
 INLINE = Kind()
-"""Kind of objects that only the pickling methods of their class can read: a restore replaces them by new objects."""
+"""Codec of objects that only the pickling methods of their class can read: a restore creates new objects."""
 
 _VALUES = (
     type(None),
@@ -95,7 +96,7 @@ _LIBRARY_VALUES = {
     "torch": ("dtype", "device", "layout", "memory_format", "Size", "finfo", "iinfo"),
     "numpy": ("dtype", "generic", "ufunc"),
 }
-"""By library: its immutable classes, which are looked up only if the library is loaded."""
+"""Library -> names of its immutable classes, which are looked up only if the library is loaded."""
 _NOT_STATE = (
     *BY_REFERENCE,
     "asyncio.",
@@ -112,7 +113,7 @@ _NOT_STATE = (
     "traitlets.",
     "zmq.",
 )
-"""Beginnings of the names of classes whose instances are not training state: captured by reference."""
+"""Beginnings of the names of classes whose instances are not training state, and are captured as references."""
 _PICKLE_THEMSELVES = ("pandas.", "polars.")
 """Libraries whose classes have pickling methods that leave out caches and engines."""
 _PYTHON_MADE = (types.FunctionType, types.MethodType, weakref.ref, tuple, io.IOBase)
@@ -181,7 +182,7 @@ def _tensor_or_array(obj: Any) -> Kind | None:
 
 
 def _by_name(obj: Any) -> Kind | None:
-    """Return the codec of an object whose class is known by its name, or None for any other object."""
+    """Return the codec of an object that is recognised by the name of its class, or None for any other object."""
     cls = type(obj)
     name = f"{cls.__module__}.{cls.__qualname__}"
     if cls is LoopIterator:
@@ -253,7 +254,7 @@ def needs_own_pickling(obj: Any) -> bool:
 
 
 def _is_handle(value: Any) -> bool:
-    """Return True if a value stands for memory of a C library, and cannot be pickled."""
+    """Return True if a value refers to memory of a C library and cannot be pickled."""
     cls = type(value)
     if cls.__module__ in {"ctypes", "_ctypes"} or cls.__name__ == "PyCapsule":
         return True
@@ -265,7 +266,7 @@ def _is_handle(value: Any) -> bool:
 
 
 def can_pickle(obj: Any) -> bool:
-    """Return True if the pickling methods of an object work."""
+    """Return True if the pickling methods of an object raise no exception."""
     try:
         obj.__reduce_ex__(5)
     except Exception:

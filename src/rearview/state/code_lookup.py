@@ -15,13 +15,13 @@ from typing import Any, Self
 from rearview.errors import StateError
 
 CodeLocation = tuple[str, str, int, str]
-"""Module, qualified name, number among the functions with this qualified name, digest of the code."""
+"""(module, qualified name, number among the module's functions with this qualified name, digest of the code)."""
 
 
 class PatchedBuiltin(functools.partial[Any]):
     """An object that replaces a builtin function, and that pickle stores by its name, like the builtin.
 
-    Like a builtin, it does not become a method in a class, and a call of it adds no frame.
+    Like a builtin, the object does not become a method in a class, and calling the object adds no frame to the stack.
     """
 
     def __new__(cls, call: Callable[..., Any], real: Any) -> Self:
@@ -41,7 +41,7 @@ class PatchedBuiltin(functools.partial[Any]):
 
 
 def importable(obj: Any) -> bool:
-    """Return True if the attribute of the module of `obj` with the qualified name of `obj` is `obj` itself."""
+    """Return True if looking up `obj.__qualname__` in the module of `obj` gives `obj` itself."""
     module = sys.modules.get(obj.__module__ or "")
     value: Any = module
     for part in obj.__qualname__.split("."):
@@ -52,9 +52,9 @@ def importable(obj: Any) -> bool:
 
 
 def name_in_module(obj: Any, module_name: str) -> str | None:
-    """Return the dotted name of the attribute of a module, or of a class in the module, that is `obj`.
+    """Return the name of `obj` in a module: `name` for an attribute, `Class.name` for an attribute of a class.
 
-    Return None if there is no such attribute.
+    Return None if `obj` is no attribute of the module or of a class that the module defines.
     """
     module = sys.modules.get(module_name)
     attributes = dict(vars(module)) if module is not None else {}
@@ -110,7 +110,7 @@ def digest(code: types.CodeType) -> str:
 
 
 def codes(module_name: str) -> Iterator[types.CodeType]:
-    """Yield every code object that a module leads to; the code of a function comes before that of nested functions."""
+    """Yield the code of all functions of a loaded module; a function's code comes before that of nested functions."""
     visited_ids: set[int] = set()
     for top in _outer_codes(module_name):
         stack = [top]
@@ -128,7 +128,7 @@ def _outer_codes(module_name: str) -> Iterator[types.CodeType]:
     module = sys.modules.get(module_name)
     if module is None:
         return
-    # the code of the module itself exists only while it runs, and contains the code of all functions
+    # the code of the module itself contains the code of all functions, but exists only while the module is executed
     for frame in sys._current_frames().values():
         caller: types.FrameType | None = frame
         while caller is not None:

@@ -1,6 +1,6 @@
 """Compare the state of a replay with the recorded state, and describe each difference in words.
 
-Two states are equal if the program could not tell them apart: all values are equal bit by bit, references that
+Two states are equal if the program could not tell one from the other: all values are equal bit by bit, references that
 led to one object lead to one object, and the bytes that tensors and arrays use are equal. An *anchor* is an object that
 existed when the loop was entered (`object_walk`); a *node* describes a captured object (`skeleton_reader`).
 """
@@ -56,7 +56,7 @@ from rearview.state.skeleton_reader import (
 def memory_texts(
     recorded: Any, current: Any, spans: list[Span] | None = None
 ) -> tuple[str, str] | None:
-    """Return how two blocks of memory differ, as a text for each block; None if all bytes are equal.
+    """Return a text for each of two memory blocks that shows how the blocks differ, or None if all bytes are equal.
 
     With `spans`, only the bytes in these spans are compared.
     """
@@ -86,7 +86,7 @@ def memory_texts(
 
 
 def render(path: tuple[Any, str]) -> str:
-    """Return the path to an object as people write it, such as `model.layers[2].weight`."""
+    """Return a path as a Python expression, such as `model.layers[2].weight`."""
     parts = []
     step: Any = path
     while step is not None:
@@ -96,12 +96,12 @@ def render(path: tuple[Any, str]) -> str:
 
 
 Path = tuple[Any, str]
-"""Path to an object: (path of the object that holds it, or None for a variable; text of the last step)."""
+"""Path to an object: (path to the object that refers to it, or None for a variable; text of the last step)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One difference between a recorded state and the current one."""
+    """One difference between a recorded state and the current state."""
 
     path: str
     """Path to the object that differs."""
@@ -126,11 +126,11 @@ def compare(
 ) -> Difference | None:
     """Return the first difference between a recorded state and the captured one; None if the states are equal.
 
-    `recorded_buffers` returns the bytes of a recorded buffer by its key. `recorded_missing` lists the parts that
-    could not be captured when the state was recorded: a file is no difference if one of the two states lacks its
+    `recorded_buffers` returns the bytes of the recorded buffer with a key. `recorded_missing` lists the parts that
+    could not be captured when the state was recorded: an open file does not differ if one of the two states lacks its
     position and lists the file as missing. `equal_buffers(recorded key, current key)`, if given, returns True if the
-    hashes of two buffers are known to be equal: the buffers are then not read. `ignore`, if given, returns True for
-    paths whose differences are left out.
+    hashes of two buffers are known to be equal; these buffers are then not read. `ignore`, if given, gets the path of a
+    difference, and returns True to leave the difference out.
     """
     all_differences = differences(
         anchors,
@@ -178,7 +178,7 @@ def _has_equal_bytes(
     recorded_buffers: Callable[[str], Any],
     equal_buffers: Callable[[str, str], bool] | None,
 ) -> bool:
-    """Return True if skeletons and buffers of two states are equal byte for byte, as they usually are.
+    """Return True if the skeletons and buffers of two states are equal byte for byte, which is usual.
 
     States with different bytes may still be equal.
     """
@@ -230,27 +230,28 @@ class _Comparison:
         self.recorded_buffers, self.current_buffers = recorded_buffers, current_buffers
         self.equal_buffers = equal_buffers
         self._partner: dict[int, int] = {}
-        """By `id` of a recorded object: the `id` of the current object that was compared with it."""
+        """`id` of a recorded object -> `id` of the current object with which the recorded object was compared."""
         self._reverse_partner: dict[int, int] = {}
-        """By `id` of a current object: the `id` of the recorded object that was compared with it."""
+        """`id` of a current object -> `id` of the recorded object with which the current object was compared."""
         self._compared_anchors: set[int] = set()
         self._kept_alive: list[Any] = []
         """References that keep objects alive while their `id` is a key of `_partner` or `_reverse_partner`."""
         self._stack: list[tuple[Any, Any, Path]] = []
         """Pairs of values that are still to be compared."""
         self._late_sets: list[tuple[Any, Any, Path]] = []
-        """Sets that hold the `id` of objects: compared when all objects have partners."""
+        """Pairs of sets that contain the `id` of objects: compared at the end, when all objects have partners."""
         self._late_dicts: list[tuple[Any, Any, Path]] = []
-        """Dicts with keys that are hashed by address: compared when most objects have partners."""
+        """Pairs of dicts with keys that are hashed by address: compared late, when most objects have partners."""
         self._memory: list[tuple[BlockNode, BlockNode, Path]] = []
         """Pairs of memory blocks whose bytes are still to be compared."""
         self._display_values: list[tuple[Skeleton, Any]] = []
-        """Objects that progress bars and loggers hold and that are still to be searched for anchors."""
+        """Values inside progress bars and loggers, each with its state, that are still to be searched for anchors."""
         self._visited_display_values: dict[int, Any] = {}
         self._display_anchors: set[int] = set()
-        """Anchors that progress bars and loggers hold: compared only if the program holds them, too."""
+        """Numbers of anchors to which progress bars and loggers refer; an anchor is compared only if the program refers
+        to it, too."""
         self._spans: dict[int, list[Span]] = {}
-        """By `id` of a recorded memory block: the bytes of the block that tensors use."""
+        """`id` of a recorded memory block -> spans of the bytes that tensors and arrays use in the block."""
 
     def run(self) -> Iterator[Difference]:
         """Yield the differences of variables, of anchors that no variable leads to, and of the random state."""
@@ -292,7 +293,7 @@ class _Comparison:
             difference = self._compare_pair(a, b, path)
             if difference is not None:
                 yield difference
-            # `_compare_pair` pushed the parts in order: reverse these, so that they are popped in order
+            # `_compare_pair` appended the parts in order: reverse the parts, so that the first part is popped first
             self._stack[before:] = self._stack[before:][::-1]
 
     def _difference(self, path: Path, recorded: Any, current: Any) -> Difference:
@@ -383,10 +384,10 @@ class _Comparison:
         return None
 
     def _have_another_order(self, a: list[Any], b: list[Any]) -> bool:
-        """Return True if the keys of two dicts are hashed by their address and may be in another order.
+        """Return True if the keys of two dicts are hashed by address, and `a` may have another order of keys than `b`.
 
-        A dict that was filled from a set of objects which are hashed by their address has another order in
-        every process.
+        A set of objects that are hashed by address iterates in another order in every process. A dict that was filled
+        from such a set therefore has another order, too.
         """
         anchors_a, anchors_b = ([getattr(key, "number", None) for key in each] for each in (a, b))
         if anchors_a == anchors_b and None not in anchors_a:
@@ -406,13 +407,13 @@ class _Comparison:
     def _compare_late_dicts(self) -> Iterator[Difference]:
         """Yield the differences of dicts whose keys are hashed by address.
 
-        Each recorded key is compared with the current key that is the corresponding object.
+        Each recorded key is compared with its partner among the current keys (`_partner`).
         """
         while self._late_dicts:
             a, b, path = self._late_dicts.pop(0)
             unpaired_keys = {_identity(key): key for key in b}
             pairs = [(key, unpaired_keys.pop(self._current_identity(key), None)) for key in a]
-            # objects to which only this dict refers are compared in the order of the dict
+            # keys without a partner are compared in the order of the dict: only this dict refers to these objects
             remaining_keys = iter(unpaired_keys.values())
             for key, current_key in pairs:
                 match = next(remaining_keys) if current_key is None else current_key
@@ -421,7 +422,7 @@ class _Comparison:
             yield from self._work_off_stack()
 
     def _current_identity(self, key: Any) -> Any:
-        """Return the `_identity` of the current object that corresponds to a recorded object."""
+        """Return the `_identity` of the current object that is the partner of the recorded object `key`."""
         return key.number if isinstance(key, Ref) else ("object", self._partner.get(id(key)))
 
     def _key_difference(self, a: list[Any], b: list[Any], path: Path) -> Difference:
@@ -490,8 +491,8 @@ class _Comparison:
     ) -> Difference | None:
         """Compare those attributes of two instances of `cls` that are training state.
 
-        `a` and `b` hold the attributes: a dict, or a pair of a dict and a dict of slots. Any other value is
-        compared like a value of the program.
+        `a` and `b` hold the attributes: each is a dict, or a pair of a dict and a dict of slots. A value of any other
+        form is compared as a whole.
         """
         if isinstance(a, dict) and isinstance(b, dict):
             (a, display_a), (b, display_b) = (
@@ -519,9 +520,9 @@ class _Comparison:
         return None
 
     def _belongs_to_program(self, a: Any, b: Any) -> bool:
-        """Return True if an attribute of a progress bar or logger is an object of the program.
+        """Return True if the values `a` and `b` of an attribute of a progress bar or logger are objects of the program.
 
-        Objects of the program are compared.
+        Such objects are compared, although other attributes that the library uses are not.
         """
         classes = [self._class_of(value) for value in (a, b)]
         return (
@@ -529,13 +530,13 @@ class _Comparison:
         )
 
     def _class_of(self, value: Any) -> type | None:
-        """Return the class of an object; None if the value is no object or its class does not exist now."""
+        """Return the class of a captured object; None if `value` is no object or its class does not exist now."""
         if isinstance(value, Ref):
             return self.anchors.types[value.number]
         return live_class(value, self.anchors) if isinstance(value, ObjectNode) else None
 
     def _is_only_in_displays(self, number: int) -> bool:
-        """Return True if only progress bars and loggers hold the anchor with this number."""
+        """Return True if progress bars or loggers refer to the anchor with this number."""
         while self._display_values:
             tree, value = self._display_values.pop()
             if isinstance(value, Ref):
@@ -577,12 +578,12 @@ class _Comparison:
         return None
 
     def _is_unknown_position(self, recorded: Any, current: Any, path: Path) -> bool:
-        """Return True if one of the two states lacks the position of an open file, and lists the file as missing.
+        """Return True if one of two states of an open file lacks the position, and the file is listed as missing there.
 
-        The position of a text file is unknown while the program iterates over the file. Whether a boundary
-        is before or after the end of the file depends on how many iterations are drawn at once.
+        The position of a text file is unknown while the program iterates over the file. Whether a boundary is before or
+        after the end of the file depends on how many iterations the loop takes from its iterator at once.
         """
-        if recorded is None or current is None:  # the file was closed, or is closed now
+        if recorded is None or current is None:  # the file is closed in one of the states
             return False
         where = render(path)
         return (recorded == UNKNOWN_POSITION and where in self.recorded_missing) or (
@@ -610,7 +611,7 @@ class _Comparison:
         return None
 
     def _compare_memory(self) -> Iterator[Difference]:
-        """Yield the differences of memory blocks; `_spans` must hold the spans of all tensors and arrays."""
+        """Yield the differences of memory blocks; `_spans` must be complete for all blocks in `_memory`."""
         for a, b, path in self._memory:
             left, right = (
                 self._bytes_of_block(a, self.recorded_buffers),
@@ -622,7 +623,7 @@ class _Comparison:
         self._memory = []
 
     def _add_span(self, body: ArrayBody) -> None:
-        """Remember which bytes of its block a tensor uses: the remaining bytes may be uninitialised."""
+        """Remember which bytes of its block a tensor uses: only these are compared, because others may be undefined."""
         span = span_of(body)
         whole = (0, (body[0].block.nbytes,), (1,))
         self._spans.setdefault(id(body[0]), []).append(whole if span is None else span)
@@ -644,7 +645,7 @@ class _Comparison:
 
 
 def _has_slots(state: Any) -> bool:
-    """Return True if a state is a pair of attributes and slots, as pickle and the codecs store an instance."""
+    """Return True if a state is a pair (attributes, slots), as pickle stores an instance with slots."""
     return (
         type(state) is tuple
         and len(state) == 2
@@ -654,7 +655,7 @@ def _has_slots(state: Any) -> bool:
 
 
 def _parts_of(value: Any) -> Iterator[Any]:
-    """Yield the parts of a container or node."""
+    """Yield the values inside a container or node."""
     if isinstance(value, ObjectNode):
         yield from (value.args, value.items, value.pairs, value.state)
     elif isinstance(value, dict):
@@ -665,5 +666,5 @@ def _parts_of(value: Any) -> Iterator[Any]:
 
 
 def _identity(key: Any) -> Any:
-    """Return a value that identifies the object that is a key of a dict."""
+    """Return a value that is equal for equal objects and differs for different objects: an anchor number or an `id`."""
     return key.number if isinstance(key, Ref) else ("object", id(key))

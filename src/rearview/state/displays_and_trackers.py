@@ -1,8 +1,8 @@
 """Decide which objects and attributes are excluded from the training state.
 
-Training state is every object that the program can reach and that may change what the program computes or
-logs later. Displays and trackers only show the computation, send its results away or measure it, and are not state.
-The class of an object decides, not the variable that leads to the object:
+Training state is every object that the program can reach and that may change what the program computes or logs later.
+Displays and trackers only show, send or measure results of the computation, and are not state. The class of an object
+decides, not the variable that refers to the object:
 
 1. A *display* or *tracker* is an instance of a class that one of the libraries in `DISPLAYS` or `TRACKERS` defines,
    or of a class derived from such a class.
@@ -45,7 +45,7 @@ TRACKERS = (
 )
 """Beginnings of the names of classes of libraries that store or upload results, or measure time."""
 _LIVE_DISPLAYS = ("IPython.", "logging.", "loguru.", "rich.")
-"""Displays other than progress bars. They are captured by reference, like trackers."""
+"""Displays other than progress bars; displays of these libraries are captured by reference, like trackers."""
 BARS = (
     "alive_progress.",
     "enlighten.",
@@ -67,20 +67,24 @@ BARS = (
     "transformers.trainer_callback.ProgressCallback",
     "transformers.utils.notebook.",
 )
-"""Progress bars. A replay does not reproduce the times that progress bars read from the clock."""
+"""Beginnings of the names of progress bar classes. A replay does not reproduce the times that progress bars read from
+the clock.
+"""
 DISPLAYS = (*_LIVE_DISPLAYS, *BARS)
-"""Progress bars, live displays, loggers and their handlers and formatters."""
+"""Beginnings of the names of classes of progress bars, live displays, loggers, and handlers and formatters of
+loggers."""
 BY_REFERENCE = (*TRACKERS, *_LIVE_DISPLAYS)
-"""Displays and trackers that are captured by reference; their content is never compared."""
+"""Beginnings of the names of displays and trackers that are captured by reference, and whose content is never
+compared."""
 BAR_ATTRIBUTES: Mapping[str, frozenset[str]] = {
     "keras.src.utils.progbar.": frozenset({"_seen_so_far", "target"}),
     "progressbar.": frozenset({"max_value", "value"}),
     "tqdm.": frozenset({"iterable", "n", "total"}),
 }
-"""Attributes of progress bars that programs read: the position, the total, the iterable.
+"""Beginning of a class name -> attributes of such progress bars that programs read: position, total, iterable.
 
-The iterator inside a bar of progressbar2 is left out: it is a generator that draws from an iterator which a restore
-cannot replace.
+The iterator inside a bar of progressbar2 is left out. This iterator is a generator, whose source a restore cannot
+replace.
 """
 _EXCLUDED_ATTRIBUTES = {
     "absl.flags._flagvalues.FlagValues": frozenset({"__flags_by_module_id"}),
@@ -94,7 +98,7 @@ _EXCLUDED_ATTRIBUTES = {
 
 
 def excluded_attributes(cls: type) -> frozenset[str]:
-    """Return the names of attributes of a class's instances that are neither captured nor compared."""
+    """Return the names of those attributes of instances of `cls` that are neither captured nor compared."""
     names = map(type_name, cls.__mro__)
     return frozenset().union(*(_EXCLUDED_ATTRIBUTES.get(name, ()) for name in names))
 
@@ -110,7 +114,7 @@ def is_never_compared(name: str) -> bool:
 
 @functools.lru_cache(maxsize=1000)
 def uncompared_attributes(cls: type | None) -> UncomparedAttributes:
-    """Return which attributes of a class's instances are not compared; for None (an unknown class), none."""
+    """Return which attributes of instances of `cls` are not compared; None means an unknown class: compare all."""
     if cls is None:
         return UncomparedAttributes(frozenset(), None)
     libraries = _display_bases(cls)
@@ -139,16 +143,19 @@ def uncompared_attributes(cls: type | None) -> UncomparedAttributes:
 
 
 class UncomparedAttributes:
-    """The attributes of a class's instances that a comparison of two states leaves out."""
+    """The attributes of the instances of one class that a comparison of two states leaves out."""
 
     def __init__(self, always: frozenset[str], display_only: frozenset[str] | None) -> None:
         self.always = always
         """Names of attributes that are never compared: addresses, times and tasks."""
         self.display_only = display_only
-        """Names of attributes that the library's own code uses; None if the class is no display or tracker."""
+        """Names of attributes that only the library's code uses; None if the class is no display or tracker."""
 
     def split(self, attributes: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
-        """Return two dicts: the attributes that are compared, and the attributes that only the library's code uses."""
+        """Return two dicts: the attributes to compare, and the attributes that only the library's code uses.
+
+        Attributes in `always` are in neither dict.
+        """
         if not self.always and self.display_only is None:
             return attributes, {}
         library_names = self.display_only or frozenset()
@@ -160,7 +167,7 @@ class UncomparedAttributes:
 
 
 def belongs_to_program(cls: type) -> bool:
-    """Return True if an instance of this class, held by a display or tracker, belongs to the program.
+    """Return True if an instance of `cls` that is stored in a display or tracker counts as an object of the program.
 
     >>> import collections, logging
     >>> belongs_to_program(collections.OrderedDict), belongs_to_program(logging.Formatter)
@@ -175,13 +182,13 @@ _DISPLAYS_AND_TRACKERS = (*TRACKERS, *DISPLAYS)
 
 
 def _display_bases(cls: type) -> list[type]:
-    """Return the class and base classes of `cls` that libraries for displays and tracking define."""
+    """Return those classes among `cls` and its base classes that libraries for displays and trackers define."""
     return [base for base in cls.__mro__ if type_name(base).startswith(_DISPLAYS_AND_TRACKERS)]
 
 
 @functools.lru_cache(maxsize=1000)
 def class_named(name: str) -> type | None:
-    """Return the class with this full name, or None if its module is not loaded."""
+    """Return the class with this full name, or None if no loaded module has such a class."""
     parts = name.split(".")
     for n in range(len(parts) - 1, 0, -1):
         value: Any = sys.modules.get(".".join(parts[:n]))
@@ -193,7 +200,7 @@ def class_named(name: str) -> type | None:
 
 
 def _code_objects(values: Iterable[Any], module: str) -> Iterator[types.CodeType]:
-    """Yield the code objects of functions among `values` and in classes of `module`, and of nested functions."""
+    """Yield the code of functions among `values`, in classes of `module` among `values`, and of nested functions."""
     remaining_values = list(values)
     visited_ids: set[int] = set()
     while remaining_values:
@@ -217,7 +224,7 @@ def _code_objects(values: Iterable[Any], module: str) -> Iterator[types.CodeType
 
 
 def _assigned_attributes(codes: Iterable[types.CodeType]) -> Iterator[str]:
-    """Yield the names of the attributes that the code assigns."""
+    """Yield the name of each attribute to which one of the code objects assigns."""
     import dis
 
     for code in codes:

@@ -1,7 +1,8 @@
-"""Memory blocks of arrays and tensors: a state stores each block once, however many arrays and tensors share it.
+"""Memory blocks of arrays and tensors: a state stores a block once, even if several arrays and tensors share it.
 
-`Blocks` collects the blocks of one capture. `RestoredMemory` gives the blocks of a recorded state to the arrays and
-tensors of one restore. `GcPaused` suspends garbage collection while objects are captured.
+An *anchor* is an object that existed when the loop was entered (`object_walk`). `Blocks` collects the blocks of one
+capture. `RestoredMemory` gives the blocks of a recorded state to the arrays and tensors of one restore. `GcPaused`
+suspends garbage collection while objects are captured.
 """
 
 from __future__ import annotations
@@ -20,25 +21,26 @@ SMALL = 4096
 
 
 PROCESS_MEMORY: Any = (ctypes.c_char * sys.maxsize).from_address(0)
-"""All memory of this process. Slicing copies a part of the memory four times as fast as `ctypes.string_at`, and
-without an audit event."""
+"""All memory of this process, as an array of bytes from address 0. A slice is a copy of this part of the memory.
+Slicing is four times as fast as `ctypes.string_at`, and raises no audit event.
+"""
 
 
 @functools.cache
 def _memory_as_array() -> Any:
     import numpy as np
 
-    # begins at address 1: NumPy takes address 0 for a missing buffer
+    # the array begins at address 1, because NumPy treats address 0 as a missing buffer
     return np.frombuffer((ctypes.c_ubyte * (sys.maxsize - 1)).from_address(1), np.uint8)
 
 
 def view_of(address: int, nbytes: int) -> Any:
-    """Return a view of live memory as an array of bytes; the caller keeps the memory alive."""
+    """Return a view of live memory as an array of bytes; the caller must keep the memory alive."""
     return _memory_as_array()[address - 1 : address - 1 + nbytes]
 
 
 class GcPaused:
-    """Context manager that disables garbage collection in its body, which creates millions of objects but no garbage.
+    """Context manager that disables garbage collection: its body creates millions of objects, but no garbage.
 
     A context manager written as a generator would create objects after enabling the collector, which could start a
     collection.
@@ -75,7 +77,7 @@ def bytes_of(storage: Any) -> Any:
 
 
 def root_of(array: Any) -> Any:
-    """Return the array that `array`, a view or a view of a view, is based on; `array` itself if it is no view."""
+    """Return the array whose memory `array` views, also through other views; `array` itself if it is no view."""
     import numpy as np
 
     while isinstance(array.base, np.ndarray):
@@ -84,7 +86,7 @@ def root_of(array: Any) -> Any:
 
 
 def extent(array: Any) -> tuple[int, int, Any]:
-    """Return the address and size of the memory that an array views, and the array based on all of this memory."""
+    """Return (address, size in bytes, array) of the memory of the array that `root_of` returns for `array`."""
     root = root_of(array)
     address = root.__array_interface__["data"][0]
     flags = root.flags
@@ -98,7 +100,7 @@ def extent(array: Any) -> tuple[int, int, Any]:
 
 
 def bytes_at(address: int, nbytes: int, owner: object) -> Any:
-    """Return a view of live memory as an array of bytes, which keeps `owner` alive."""
+    """Return a view of live memory as an array of bytes; the view keeps `owner` alive."""
     import numpy as np
 
     raw = (ctypes.c_ubyte * nbytes).from_address(address)
@@ -114,7 +116,7 @@ class Block(NamedTuple):
     nbytes: int
     data: bytes | None
     anchor_number: int
-    """Number of the anchor that the memory belongs to; -1 for memory of an object that the loop created."""
+    """Number of the anchor whose memory this is, or -1 if an object that the loop created has the memory."""
     device: str
 
 
@@ -125,25 +127,26 @@ Row = tuple[str | None, int, bytes | None, int, str]
 class Blocks:
     """The memory blocks of one capture.
 
-    `keys` holds the keys of the previous capture by (address, size): memory at an unchanged address keeps its key, so
-    that the writer can find out whether its bytes have changed.
+    The parameter `keys` has the form of the attribute `keys`, from the previous capture: memory with unchanged address
+    and size keeps its key, so that the writer can find out whether the bytes have changed.
     """
 
     def __init__(self, keys: dict[tuple[int, int], str]) -> None:
         self.table: list[Row] = []
-        """Each block, as a plain tuple for speed."""
+        """The fields of each block, as a plain tuple for speed."""
         self.buffers: dict[str, Any] = {}
-        """By key: a view of the memory of each large block."""
+        """Key of a large block -> view of the block's memory."""
         self.likely_unchanged: set[str] = set()
         """Keys of blocks that will probably not change, such as frozen weights and data."""
         self.owners: list[Any] = []
-        """Objects that own the memory of the buffers, and that this reference keeps alive."""
+        """Objects that own the memory of the buffers: this list keeps the objects alive."""
         self.keys: dict[tuple[int, int], str] = {}
-        """By (address, size): the key of each large block."""
+        """(address, size in bytes) of a large block -> key of the block."""
         self.index: dict[tuple[int, int], int] = {}
-        """By (address, size): the number of each block in `table`."""
+        """(address, size in bytes) of a block -> number of the block in `table`."""
         self.shapes: dict[tuple[int, ...], tuple[int, ...]] = {}
-        """Shapes and strides by value: equal shapes become one tuple, which pickle writes once."""
+        """Shape or stride -> tuple that represents all equal shapes or strides, so that pickle writes the tuple
+        once."""
         self._earlier_keys = keys
         self._used_keys = set(keys.values())
 
@@ -157,7 +160,7 @@ class Blocks:
         device: str = "cpu",
         likely_unchanged: bool = False,
     ) -> int:
-        """Add a block and return its number; `view` returns a view of the bytes, and is called for a large block."""
+        """Add a block and return its number in `table`; `view` returns a view of the bytes of a large block."""
         number = len(self.table)
         if nbytes == 0 or device == "meta":
             self.table.append((None, nbytes, b"", anchor_number, device))
@@ -182,7 +185,7 @@ class Blocks:
         *,
         likely_unchanged: bool,
     ) -> int:
-        """Add a large block of CPU memory that exists as long as `owner`; return the number of the block."""
+        """Add a large block of CPU memory, which exists as long as `owner` exists; return its number in `table`."""
         number = self.index[location] = len(self.table)
         self._add_with_key(location, number, view_of(*location), anchor_number, "cpu")
         self.owners.append(owner)
@@ -201,7 +204,7 @@ class Blocks:
         self.table.append((key, location[1], None, anchor_number, device))
 
     def add_bytes(self, buffer: Any) -> str:
-        """Add the bytes of a buffer that a pickling method of a class passed to pickle; return their key."""
+        """Add a large buffer that a pickling method of a class passed to pickle, and return the key of the buffer."""
         key = self._new_key(len(self.table))
         self.buffers[key] = buffer
         return key
@@ -216,7 +219,7 @@ class Blocks:
 
 
 class RestoredMemory:
-    """The memory blocks of one restore: live memory of anchors where it fits, and newly allocated memory."""
+    """The memory blocks of one restore: memory of live anchors if its size is equal, or else new memory."""
 
     def __init__(
         self,
@@ -226,10 +229,10 @@ class RestoredMemory:
         path: Callable[[int], str],
         into: Callable[[str, Any], None] | None = None,
     ) -> None:
-        """Use the blocks in `table`, with the live anchors that `live` returns by number.
+        """Use the blocks in `table`, and the live anchor that `live` returns for a number (None: it no longer exists).
 
-        `buffers` returns the bytes of the buffer with a key; `into`, if given, reads the bytes of a buffer directly
-        into the memory passed to it. `path` returns the path to an anchor, for messages.
+        `buffers` returns the bytes of the buffer with a key. `into(key, memory)`, if given, reads the bytes of a buffer
+        directly into `memory`. `path` returns the path to the anchor with a number, for messages.
         """
         self.table = table
         self._buffers = buffers
@@ -297,8 +300,8 @@ class RestoredMemory:
     def owning_array(self, number: int, dtype: Any, shape: Any, strides: Any) -> Any:
         """Return a new array that owns the memory of a whole block.
 
-        Return None if an array or tensor uses the block already, or if no new array has these strides. An array that
-        does not own its memory cannot be resized, and the `base` of views of the array would be another array.
+        Return None if an array or tensor uses the block already, or if no new array has these strides. The array must
+        own its memory, because only such an array can be resized and is the `base` of its views.
         """
         import numpy as np
 
@@ -323,7 +326,7 @@ class RestoredMemory:
             self._into(block.key, self.array(number))
             return
         if block.data is not None and block.device == "cpu" and number in self._storages:
-            # fast path for the many small blocks that only tensors use
+            # this is faster for the many small blocks that only tensors use
             if len(block.data) == block.nbytes:
                 ctypes.memmove(self._storages[number].data_ptr(), block.data, block.nbytes)
                 return

@@ -1,8 +1,8 @@
 """Number the objects that exist when a loop is entered (the *anchors*), by a walk in a fixed order.
 
-A *walk* follows references from the program's variables (the *roots*). A replay runs the same set-up code and
-walks in the same order, so each object gets the number that it had in the run. `find_path` returns the path to any
-object, for messages.
+A *walk* follows references from the program's variables (the *roots*). A replay runs the same set-up code and walks in
+the same order, so that each object gets the number that it had in the run. `find_path` returns the path to any object,
+for messages.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rearview.state.codecs.tensors import plain_access
 Project = Callable[[Any], bool]
 
 _LITERAL = (str, int, float, bytes, bool)
-"""Types of keys that a path shows as they are."""
+"""Types of keys that a path shows by their `repr`."""
 _MODULE_STEPS = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
 
 
@@ -38,58 +38,60 @@ class Anchors:
 
     def __init__(self, project: Project, loop_modules: Collection[str] = ()) -> None:
         self.signature: list[str] = []
-        """Label of each anchor, such as its class's name, in order; a replay must get equal labels."""
+        """Label of each anchor, such as the name of its class, in the order of the numbers; a replay must get equal
+        labels."""
         self.kinds: list[Kind] = []
         """Codec of each anchor."""
         self.types: list[type] = []
         """Class of each anchor when the loop was entered."""
         self.ids: list[int] = []
-        """The `id` that each anchor has while it exists."""
+        """The `id` of each anchor; if an anchor no longer exists, another object may have this `id`."""
         self.index: dict[int, int] = {}
-        """By `id`: the number of each anchor that exists; `alive` updates it."""
+        """`id` of an anchor that still exists -> number of the anchor; `alive` updates the mapping."""
         self.block_keys: dict[tuple[int, int], str] = {}
-        """By (address, size): the keys of the buffers of the last capture."""
+        """(address, size in bytes) of a large memory block -> buffer key of the block in the last capture."""
         self.rules = WalkRules(project, self._is_value, loop_modules)
         self.reducers: dict[type, Any] = {}
-        """By type: the reducer of objects that the loop creates (see `reducers`); `capture` fills it."""
+        """Type -> reducer of objects of this type that the loop creates (see `reducers`); `capture` fills the
+        mapping."""
         self.shares_arrays = False
         """Whether a capture has found small arrays, created by the loop, that share memory."""
         self._refs: list[Any] = []
-        """By number: a weak reference to the anchor, the anchor itself, or None."""
+        """For each anchor number: a weak reference to the anchor, the anchor itself, or None."""
         self._weak: list[int] = []
         """Numbers of anchors with a weak reference."""
         self._strong: list[int] = []
-        """Numbers of anchors that do not allow weak references."""
+        """Numbers of anchors that do not allow weak references, so that `_refs` holds the anchor itself."""
         self._dead_numbers: list[int] = []
         """Numbers of anchors that did not exist at the last call of `alive`."""
         self._live_index: dict[int, int] = {}
         """`index` as the last call of `alive` built it."""
         self.by_address: dict[int, tuple[int, Any]] = {}
-        """Arrays that own their memory: number and form, by `id`.
+        """`id` of an array that owns its memory -> (number, form) of the array.
 
-        Anchors has no reference to these arrays, because NumPy refuses to resize an array that has another
-        reference, even a weak one. If an array is freed and an array of equal form gets its address, the new array
-        gets its number, too: this is safe, because nothing refers to the old array."""
+        An `Anchors` object has no reference to these arrays, because NumPy refuses to resize an array that has another
+        reference, even a weak one. If an array is freed and an array of equal form gets its address, the new array gets
+        its number, too. This is safe, because nothing refers to the old array."""
         self.recipes: dict[tuple[Any, ...], Any] = {}
-        """By order of elements: a recipe for a set that iterates in this order (`containers.recipe_for`)."""
+        """Elements of a set in order -> recipe for a set that iterates in this order (`containers.recipe_for`)."""
         self.set_orders: dict[int, list[Any]] = {}
-        """By `id` of a set: its elements in the order that they had when the loop was entered."""
+        """`id` of a set -> elements of the set, in the order in which the set iterated when the loop was entered."""
         self.classes: list[int] = []
         """Numbers of anchors that are classes."""
         self._arrays_to_find: dict[int, tuple[int, Any]] | None = None
-        """In a second walk: `by_address` of the first walk, whose arrays are to be found again."""
+        """In a walk by `_find_by_address`: `by_address` of the first walk, whose arrays are to be found; else None."""
         self._objects_to_fill: list[Any] = []
-        """In a second walk: the list in which each array found is put at its number."""
+        """In a walk by `_find_by_address`: the list in which each array that is found is stored at its number."""
         self._graph_versions: dict[int, int] = {}
-        """By number: the version counter of each tensor that had an autograd graph."""
+        """Number of a tensor with an autograd graph -> version counter of the tensor when the loop was entered."""
         self._steps: list[tuple[int, str, object]] = []
         """Every step of the walk: (number of the step before it or -1, style, key)."""
         self._step_of: list[int] = []
         """Number of the step that led to each anchor."""
         self._by_type: dict[type, Kind] = {}
-        """Kinds that `kind` has looked up."""
+        """Type -> codec that `kind` has looked up for objects of this type."""
         self._by_kind: dict[int, tuple[Kind, list[int]]] = {}
-        """What `numbers_by_kind` returns, by `id` of the kind."""
+        """`id` of a codec -> (codec, numbers of the anchors of this codec); see `numbers_by_kind`."""
         _ALL_ANCHORS.add(self)
 
     @classmethod
@@ -103,9 +105,9 @@ class Anchors:
     ) -> Anchors:
         """Return the anchors that the variables in `roots` lead to, numbered breadth first.
 
-        `project` returns True for a module, or the name of a module, that belongs to the project: attributes of
-        classes and functions are state only in these modules. `loop_modules` are modules of libraries whose training
-        loops are watched. In a replay, `signature` is the one that the run recorded; the walk then leaves out closure
+        `project` returns True for a module, or the name of a module, that belongs to the project: attributes of classes
+        and functions are state only in these modules. `loop_modules` are modules of libraries whose training loops are
+        watched. In a replay, `signature` is the signature that the run recorded; the walk then leaves out closure
         variables that only a probe uses.
         """
         anchors = cls(project, loop_modules)
@@ -129,7 +131,7 @@ class Anchors:
         return kind is VALUE
 
     def kind(self, obj: Any) -> Kind:
-        """Return the codec of an object; it is looked up once for each type."""
+        """Return the codec of an object; the codec is looked up once for each type."""
         t = type(obj)
         kind = self._by_type.get(t)
         if kind is None:
@@ -139,7 +141,7 @@ class Anchors:
         return kind
 
     def _walk(self, roots: Mapping[str, object], signature: Sequence[str] | None) -> None:
-        """Walk from `roots` breadth first and number every object; enter objects with unordered children last."""
+        """Walk from `roots` breadth first, and number every object; enter objects with unordered children last."""
         queue: deque[tuple[object, int, Kind]] = deque()
         postponed: deque[tuple[object, int, Kind]] = deque()
         entered: dict[int, object] = {}
@@ -186,11 +188,11 @@ class Anchors:
                 for step in children:
                     visit(step_number, step)
             except Exception:  # noqa: S112
-                # an object that fails here fails in a replay as well; `capture` reports the object
+                # `children` failed for this object, and will fail in a replay as well; `capture` reports the object
                 continue
 
     def _is_expected(self, label: str, signature: Sequence[str] | None) -> bool:
-        """Return True if `label` comes next in the recorded signature, or if there is no recorded signature."""
+        """Return True if `label` is the next label in `signature`, or if `signature` is None."""
         if signature is None:
             return True
         number = len(self._refs)
@@ -199,10 +201,10 @@ class Anchors:
         ) == label_without_names(label)
 
     def _recorded_names(self, obj: object, signature: Sequence[str] | None) -> Sequence[str] | None:
-        """Return names from the recorded signature: closure variables, functions of a class, or local variables.
+        """Return the names in the recorded label of `obj`, for `WalkRules.recorded_names`.
 
-        Return None for an object that is no function, class or generator, and while recording. The list is empty
-        for a class recorded by a version of Rearview that did not walk functions.
+        Return None for an object that is no function, class or generator, and if `signature` is None (in a run). The
+        list is empty for a class recorded by a version of Rearview that did not walk functions.
         """
         if signature is None or not isinstance(
             obj, type | types.FunctionType | types.GeneratorType
@@ -252,9 +254,10 @@ class Anchors:
         return number if isinstance(ref, weakref.ref) and ref() is obj else None
 
     def alive(self, roots: Mapping[str, object] | None = None) -> list[Any]:
-        """Return all anchors by number, with None for each that no longer exists; update `index`.
+        """Return all anchors in the order of their numbers, with None for each anchor that no longer exists.
 
-        The arrays of `by_address` are included only if `roots` is given and leads to the arrays.
+        Also update `index`. Arrays of `by_address` are included only if `roots` is given and the walk from `roots`
+        finds them.
         """
         refs = self._refs
         for number in self._strong:
@@ -267,7 +270,7 @@ class Anchors:
             self._find_by_address(roots, live)
         dead_numbers = [number for number, obj in enumerate(live) if obj is None]
         if dead_numbers != self._dead_numbers or not self._live_index:
-            # use the stored `ids`: each call of `id` calls audit hooks
+            # use the stored `ids`, because each call of `id` calls the audit hooks
             self._live_index = dict(zip(self.ids, range(len(live)), strict=True))
             for number in dead_numbers:
                 del self._live_index[self.ids[number]]
@@ -276,14 +279,14 @@ class Anchors:
         return live
 
     def numbers_by_kind(self) -> list[tuple[Kind, list[int]]]:
-        """Return (kind, numbers) for each kind of anchor, in the order of the first number."""
+        """Return (codec, numbers of its anchors) for each codec, in the order of the first number."""
         if not self._by_kind:
             for number, kind in enumerate(self.kinds):
                 self._by_kind.setdefault(id(kind), (kind, []))[1].append(number)
         return list(self._by_kind.values())
 
     def _find_by_address(self, roots: Mapping[str, object], live: list[Any]) -> None:
-        """Put the arrays of `by_address` into `live`, at their numbers, by a second walk from `roots`."""
+        """Find the arrays of `by_address` by a second walk from `roots`, and store each in `live` at its number."""
         second_walk = Anchors(self.rules.project, self.rules.loop_modules)
         second_walk._arrays_to_find, second_walk._objects_to_fill = self.by_address, live
         second_walk.rules.owners_of_views = self.rules.owners_of_views
@@ -325,7 +328,7 @@ class Anchors:
             )
 
     def path(self, number: int) -> str:
-        """Return the path to the anchor with this number, such as `model.layers[2].weight`."""
+        """Return the path to the anchor with this number from a variable, such as `model.layers[2].weight`."""
         return self._render(self._step_of[number])
 
     def _render(self, step_number: int) -> str:
@@ -343,9 +346,9 @@ _ALL_ANCHORS: weakref.WeakSet[Anchors] = weakref.WeakSet()
 
 @contextlib.contextmanager
 def without_weak_references(*objects: object) -> Iterator[None]:
-    """Drop all weak references to `objects` while the body runs: some operations forbid weak references.
+    """Context manager that drops all weak references of `Anchors` to `objects`, because some operations forbid these.
 
-    After the body, each object is the anchor that it was before, even if the operation has changed its content.
+    After the body, each object is an anchor with the same number as before, even if the body has changed its content.
     """
     weak_anchors = [
         (anchors._refs, number, obj)
@@ -356,7 +359,7 @@ def without_weak_references(*objects: object) -> Iterator[None]:
     for refs, number, obj in weak_anchors:
         refs[number] = lambda obj=obj: (
             obj
-        )  # callable like a weak reference: another thread may call the reference now
+        )  # a function, because another thread may call the reference now
     try:
         yield
     finally:
@@ -365,7 +368,7 @@ def without_weak_references(*objects: object) -> Iterator[None]:
 
 
 def steps_inside(obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-    """Yield a step to each object inside an immutable object."""
+    """Yield a step to each object to which an immutable object refers, such as an item of a tuple."""
     import functools
 
     if isinstance(obj, functools.partial):
@@ -376,7 +379,7 @@ def steps_inside(obj: Any, rules: WalkRules) -> Iterable[PathStep]:
         yield PathStep(".", "__self__", obj.__self__)
         yield PathStep(".", "__func__", obj.__func__)
     elif isinstance(obj, weakref.ref):
-        # the target is state only if another object refers to it, and the walk then comes to it from there
+        # the target is state only if another object refers to the target, and the walk then enters it from that object
         return
     elif isinstance(obj, slice):
         yield from steps(
@@ -391,7 +394,7 @@ def steps_inside(obj: Any, rules: WalkRules) -> Iterable[PathStep]:
 
 
 def step_text(style: str, key: object) -> str:
-    """Return the text of one step of a path (see `PathStep`); the empty style is that of a variable."""
+    """Return the text of one step of a path (see `PathStep`), such as `.weight`; a variable has the empty style."""
     if style == "":
         scope, _, qualified = str(key).partition(":")
         module, _, name = qualified.rpartition(":")
@@ -404,7 +407,7 @@ def step_text(style: str, key: object) -> str:
 
 
 def readable_path(path: str) -> str:
-    """Return a path as people write it: without torch's inner dicts and the names of Rearview's own variables.
+    """Return a path without the inner dicts of torch modules, and with words in place of Rearview's internal names.
 
     >>> readable_path("net._modules['layers']._modules['2']._parameters['weight']")
     'net.layers[2].weight'
@@ -414,13 +417,13 @@ def readable_path(path: str) -> str:
 
 
 class _Unnamed(str):
-    """The name of a key's type: a path shows it in place of a key that cannot be written as a literal."""
+    """The name of a key's type, which a path shows in place of a key that cannot be written as a literal."""
 
     __slots__ = ()
 
 
 def label_without_names(label: str) -> str:
-    """Return the label of an anchor without the variable or function names in parentheses.
+    """Return the label of an anchor without the names of variables or functions in parentheses.
 
     >>> label_without_names("function train.step(total,velocity)")
     'function train.step'
@@ -442,7 +445,7 @@ _MOST_SEARCHED = 100_000
 
 
 def find_path(anchors: Anchors, roots: Mapping[str, object], target: object) -> str | None:
-    """Return the path to `target` as people write it, or None if the search does not find `target`."""
+    """Return the path to `target`, such as `model.layers[2].weight`, or None if the search does not find `target`."""
     anchors.rules.recorded_names = None
     queue: deque[tuple[Any, str]] = deque()
     visited_ids: set[int] = set()

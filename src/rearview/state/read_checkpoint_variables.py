@@ -1,8 +1,10 @@
 """Read the variables of a checkpoint as plain values, without running any of the program's code.
 
+An *anchor* is an object that existed when the loop was entered (`object_walk`); a *node* describes a captured object.
+
 `rearview.history()` shows a checkpoint with `Variables`, which builds values from the nodes of `skeleton_reader`:
-Python's own values, tensors, arrays, and the `state_dict` of torch modules and optimizers. For every other object the
-value is a `NotGiven` with the reason.
+Python's own values, tensors, arrays, the `state_dict` of torch modules and optimizers, and attributes of other objects.
+An object that only the program could build becomes a `NotGiven` with the reason.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ _REASONS = {
     "loader": "the iterator of a data loader",
 }
 _LARGE = {"object", "dict", "defaultdict", "list", "build instance"}
-"""Kinds whose values can always be built, and may be so large that `reason` does not build them."""
+"""Kinds of objects whose values can always be built, so that `reason` need not build the value, which may be large."""
 _BUILTINS = {"set", "frozenset", "complex", "range", "slice", "bytearray"}
 _CONSTRUCTORS: dict[str, Callable[..., Any]] = {
     "collections.Counter": collections.Counter,
@@ -68,11 +70,12 @@ _CONSTRUCTORS: dict[str, Callable[..., Any]] = {
         for name in ("PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath")
     },
 }
-"""Constructors of Python's own classes, by full name; none of them runs code of the program or of libraries."""
+"""Full name of a class -> constructor. All are Python's own classes, so that no code of the program or of libraries
+runs."""
 
 
 def variable_name(root: str) -> str:
-    """Return the name of a variable for people, given its name in the checkpoint (`root`).
+    """Return the name under which a variable is shown, given its name in the checkpoint (`root`).
 
     >>> variable_name("local:0:main:model"), variable_name("global:__main__:lr")
     ('main.model', 'lr')
@@ -87,7 +90,7 @@ def variable_name(root: str) -> str:
 
 
 class NotGiven:
-    """Takes the place of a value that cannot be built without running the program; `reason` says why."""
+    """Takes the place of a value that cannot be built without running the program; `reason` says why it cannot."""
 
     __slots__ = ("reason",)
 
@@ -99,7 +102,7 @@ class NotGiven:
 
 
 class ObjectState(dict[str, Any]):
-    """The attributes of an object of the program, by name; `type` is the name of the object's class."""
+    """The attributes of an object of the program, as a dict; `type` is the name of the object's class."""
 
     def __init__(self, type: str, items: Any = ()) -> None:  # noqa: A002 - what people look for
         super().__init__(items)
@@ -112,8 +115,8 @@ class ObjectState(dict[str, Any]):
 class ModuleState(collections.OrderedDict[str, Any]):
     """The `state_dict()` of a torch module: tensors by name, ready for `load_state_dict`.
 
-    `type` is the name of the module's class, `training` tells whether the module was in training mode, `attributes`
-    holds its other attributes.
+    `type` is the name of the module's class. `training` is True if the module was in training mode, and None if this is
+    unknown. `attributes` holds the other attributes of the module.
     """
 
     def __init__(
@@ -141,10 +144,10 @@ class ModuleState(collections.OrderedDict[str, Any]):
 
 
 class Variables:
-    """The variables of one checkpoint; each value is built when it is first asked for.
+    """The variables of one checkpoint; each value is built at the first call of `value` for the variable.
 
-    `signature` holds the labels of the anchors; `buffers` returns the bytes of the buffer with a key. Tensors and
-    arrays that shared memory in the run share memory in the values, too.
+    `signature` holds the labels of the anchors (objects that existed when the loop was entered). `buffers` returns the
+    bytes of the buffer with a key. Tensors and arrays that shared memory in the run share memory in the values, too.
     """
 
     def __init__(
@@ -163,19 +166,19 @@ class Variables:
         self._signature = signature
         self._buffers = buffers
         self._memory: dict[int, Any] = {}
-        """By `id` of a `BlockNode`: the bytes of the block."""
+        """`id` of a `BlockNode` -> bytes of the memory block."""
         self._built: dict[Any, Any] = {}
-        """The values that are built or being built, by the number of an anchor or the `id` of a node."""
+        """("anchor", number) or `id` of a node -> value that is already built, or is being built."""
         self._kept_alive: list[Any] = []
         """References to nodes whose `id` is a key of `_built`."""
         self.roots: dict[str, str] = {}
-        """By name for people: the name of each variable in the checkpoint."""
+        """Displayed name of a variable -> name of the variable in the checkpoint."""
         for root in self._tree.roots:
             if not root.startswith("declared:"):
                 self.roots[self._unused_name(variable_name(root))] = root
 
     def _unused_name(self, name: str) -> str:
-        """Return `name`, with a number if another variable has this name (in a function that called itself)."""
+        """Return `name`, or `name#2` and so on if another variable (of a function that called itself) has this name."""
         n, unused_name = 1, name
         while unused_name in self.roots:
             n += 1
@@ -183,7 +186,7 @@ class Variables:
         return unused_name
 
     def value(self, name: str) -> Any:
-        """Return the value of a variable, or a `NotGiven` if it cannot be built."""
+        """Return the value of the variable with the displayed name `name`, or a `NotGiven` if it cannot be built."""
         try:
             return self._value(self._tree.roots[self.roots[name]])
         except RearviewError:
@@ -192,7 +195,7 @@ class Variables:
             return NotGiven(f"its state cannot be read ({type(exc).__name__}: {exc})")
 
     def reason(self, name: str) -> str | None:
-        """Return why the value of a variable cannot be built, or None if it can; do not read large memory."""
+        """Return why the value of a variable cannot be built, or None if it can be built; large memory is not read."""
         node = self._tree.roots[self.roots[name]]
         kind, content = "", None
         if isinstance(node, Ref):
@@ -226,7 +229,7 @@ class Variables:
         return node
 
     def _build_once(self, key: Any, node: Any, make: Callable[[Any, Any], Any]) -> Any:
-        """Return the value of a node, which `make` builds at the first call with this key."""
+        """Return the value of a node; `make` builds the value at the first call with this `key`."""
         if key not in self._built:
             self._kept_alive.append(node)  # so that no other node gets its `id`
             self._built[key] = NotGiven("an object that contains itself")
@@ -234,7 +237,7 @@ class Variables:
         return self._built[key]
 
     def _register(self, key: Any, value: Any) -> Any:
-        """Register a container before its items are built, because an item may refer to the container."""
+        """Store a container under `key` before its items are built, because an item may refer to the container."""
         self._built[key] = value
         return value
 
@@ -257,7 +260,7 @@ class Variables:
         return into
 
     def _key_value(self, node: Any) -> Any:
-        """Return the value of a dict key or set element, or its `repr` if the value cannot be hashed."""
+        """Return the value of a dict key or set element, or the value's `repr` if the value cannot be hashed."""
         value = self._value(node)
         try:
             hash(value)
@@ -266,7 +269,7 @@ class Variables:
         return value
 
     def _class_value(self, node: Any) -> Any:
-        """Return the torch constant that a class node names, or else a `NotGiven` with the name."""
+        """Return the torch constant, such as a dtype, that a class node names, or else a `NotGiven` with the name."""
         if issubclass(node, LostNode):
             return NotGiven(node.reason)
         label = getattr(node, "label", "")
@@ -301,7 +304,7 @@ class Variables:
         return self._not_given(node.number, kind) if container is None else container
 
     def _container_value(self, kind: str, name: str, content: Any, key: Any) -> Any:
-        """Return an anchor of a builtin container class, or None for an anchor of any other kind."""
+        """Return the value of an anchor that is a builtin container, or None for an anchor of any other kind."""
         if kind in {"dict", "list", "deque", "set"} and isinstance(content, tuple):
             if not (kind == "set" and content[:1] == (SAME,)):
                 content = content[0]  # items and attributes of a subclass
@@ -355,7 +358,7 @@ class Variables:
         return self._library_value(node, key)
 
     def _class_name(self, node: Any) -> str:
-        """Return the name of the class that a node stands for."""
+        """Return the full name of the class that `node` represents, or "an object" if it has no name."""
         label = str(getattr(node, "label", "an object"))
         if label.startswith("class "):
             return label_without_names(self._signature[int(label[len("class ") :])]).removeprefix(
@@ -364,7 +367,7 @@ class Variables:
         return label
 
     def _library_value(self, node: ObjectNode, key: Any) -> Any:
-        """Return the value of an object that its own class has pickled, or a `NotGiven`."""
+        """Return the value of an object that was pickled by methods of its class, or a `NotGiven`."""
         label = self._class_name(node)
         if label == "collections.OrderedDict":
             return self._dict_value(dict(node.pairs), key, collections.OrderedDict())
@@ -389,7 +392,7 @@ class Variables:
         return NotGiven(f"{label}: only its own code can make it")
 
     def _object_value(self, name: str, attributes: Mapping[str, Any] | None, key: Any) -> Any:
-        """Return the attributes of an object; for a torch module or optimizer, its `state_dict`."""
+        """Return the `state_dict` of a torch module or optimizer, or the attributes of any other object."""
         if attributes is None:
             return NotGiven(f"{name}: only its own code can make it")
         if attributes.keys() >= _MODULE:
@@ -428,7 +431,7 @@ class Variables:
         return value if isinstance(value, set) else set()
 
     def _parts_of(self, node: Any) -> Any:
-        """Return the items of a dict or list, or the attributes of an object, as nodes."""
+        """Return the items of a dict or list node, or the attributes of an object node; the values are nodes."""
         if isinstance(node, Ref):
             kind, content = self._tree.contents.get(node.number, ("", None))
             if kind == "object":
@@ -441,7 +444,7 @@ class Variables:
         return node
 
     def _optimizer_state(self, name: str, attributes: Mapping[str, Any]) -> Any:
-        """Return the `state_dict()` of a torch optimizer, which has a number in place of each parameter."""
+        """Return the `state_dict()` of a torch optimizer, in which a number takes the place of each parameter."""
         numbers: dict[Any, int] = {}
         groups = []
         for group in self._parts_of(attributes["param_groups"]) or []:
@@ -494,13 +497,13 @@ class Variables:
         return -tensor if negative else tensor
 
     def _special_tensor(self, form: Any) -> Any:
-        """Return a sparse or quantized tensor, or a `NotGiven` for a tensor of any other class."""
+        """Return a sparse or quantized tensor; for a wrapper of other tensors, a `NotGiven`."""
         if not form or form[0] == "wrapper":
             return NotGiven("a tensor of a class whose own code makes it from its parts")
         return from_special(tuple(self._value(part) for part in form))
 
     def _bytes(self, memory_node: BlockNode) -> Any:
-        """Return a memory block as a tensor of bytes; every call returns one and the same tensor."""
+        """Return a memory block as a tensor of bytes; every call for one block returns the same tensor."""
         import torch
 
         if id(memory_node) not in self._memory:
@@ -542,7 +545,7 @@ class Variables:
         return np.ndarray(shape, dtype, memory, offset, strides)
 
     def _numpy_value(self, label: str, node: ObjectNode) -> Any:
-        """Return the value of an object that NumPy has pickled, or None if the object has another form."""
+        """Return the value of a dtype, scalar or array that NumPy has pickled, or None for any other object."""
         import numpy as np
 
         name = label.rpartition(".")[2]
@@ -588,7 +591,7 @@ def _has_torch() -> bool:
 
 
 def _torch_constant(label: str) -> Any:
-    """Return the dtype, layout, memory format or quantization scheme of torch with this name, or None."""
+    """Return the dtype, layout, memory format or quantization scheme named `label` (`torch.…`), or None."""
     try:
         import torch
     except ImportError:
@@ -599,7 +602,7 @@ def _torch_constant(label: str) -> Any:
 
 
 def _attributes(state: Any) -> Mapping[str, Any] | None:
-    """Return the attributes and slots in a pickled state as one dict, or None if the state has another form."""
+    """Return the attributes and slots in a pickled state as one dict, or None if the state is not made of dicts."""
     if isinstance(state, tuple) and state and all(isinstance(p, (dict, type(None))) for p in state):
         return {k: v for part in state for k, v in (part or {}).items()}
     if state is None:

@@ -1,7 +1,8 @@
-"""Reducers: functions by which pickle stores objects that the loop created in the skeleton.
+"""Reducers: functions that tell pickle how to store, in the skeleton, the objects that the loop created.
 
-`capture` calls `reducer_for` once for each type of object. Like `__reduce_ex__`, a reducer returns how to rebuild an
-object: a builder (see `codecs.base`), the arguments of the builder, and the content of the object.
+An *anchor* is an object that existed when the loop was entered (`object_walk`); all other objects are created by the
+loop. `capture` calls `reducer_for` once for each type of object. Like `__reduce_ex__`, a reducer returns how to rebuild
+an object: a builder (see `codecs.base`), the arguments of the builder, and the content of the object.
 """
 
 from __future__ import annotations
@@ -41,13 +42,15 @@ from rearview.state.codecs.thread_and_process_values import CHILD, is_running
 from rearview.state.memory_blocks import SMALL, is_array, is_tensor, root_of
 
 Reducer = Callable[[Any, Capturing], Any]
-"""Returns how to rebuild an object; NotImplemented if plain pickling is right."""
+"""A function that returns how to rebuild an object, as `__reduce_ex__` does, or NotImplemented for plain pickling."""
 
 _SMALL_ARRAY = BUILDERS["small_array"]
 _TENSOR = BUILDERS["tensor"]
 _LOCKS = {"lock", "RLock"}
 _REWRAPPED = {"torchmetrics.metric.Metric"}
-"""Classes whose instances wrap their own methods: only unpickling by their own methods restores the wrappers."""
+"""Classes whose instances replace their own methods by wrappers: only the pickling methods of the class restore the
+wrappers.
+"""
 _VIEWS = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()): "items"}
 
 
@@ -58,7 +61,7 @@ def mark_lost(obj: Any, capturing: Capturing, reason: str) -> Any:
 
 
 def reducer_for(obj: Any, capturing: Capturing) -> Reducer | None:  # noqa: C901, PLR0911, PLR0912 - one dispatch over kinds of object
-    """Return the reducer for objects of the type of `obj`, or None if plain pickling is right."""
+    """Return the reducer for objects of the type of `obj`, or None if plain pickling is correct for the type."""
     cls = type(obj)
     if cls in weakref.ProxyTypes:
         return _proxy
@@ -90,7 +93,7 @@ def reducer_for(obj: Any, capturing: Capturing) -> Reducer | None:  # noqa: C901
         shared = _shared_dict_name(obj) if kind.has_dict else ""
         return _instance(kind.whole(), shared) if shared or _has_own_pickling(cls) else None
     if isinstance(kind, AttributedKind) and layout_of(cls).base is not deque:
-        # plain pickling would call the class's own methods while it fills the container
+        # plain pickling would call methods of the class while it fills the container
         return _instance(kind)
     if cls.__module__.startswith(("xgboost", "lightgbm")):
         return _booster
@@ -113,7 +116,7 @@ def _lost(obj: Lost, capturing: Capturing) -> Any:
 def _child_process(obj: Any, capturing: Capturing) -> Any:
     if is_running(obj):
         capturing.report_missing(obj, outside_reason(obj))
-    # one reason for every process: its id differs each time, and whether it has ended depends on timing
+    # give the same reason for every child process: a name or status in it would differ in a replay
     return BUILDERS["lost"], ("a process that was started in the loop",)
 
 
@@ -154,7 +157,7 @@ def _by_name(obj: Any, capturing: Capturing) -> Any:
 
 
 def _booster(obj: Any, capturing: Capturing) -> Any:
-    """Return how to rebuild a booster by its own pickling methods; report the state that these leave out."""
+    """Return how to rebuild an XGBoost or LightGBM model by its own pickling; report state that pickling omits."""
     if getattr(obj, "train_set", None) is not None:
         capturing.report_missing(obj, "LightGBM does not save the training set")
     config = obj.save_config() if hasattr(obj, "save_config") else ""
@@ -165,12 +168,12 @@ def _booster(obj: Any, capturing: Capturing) -> Any:
 
 
 def _proxy(obj: Any, capturing: Capturing) -> Any:  # noqa: ARG001
-    # a proxy forwards attribute access: the bound method is a method of the target
+    # a proxy forwards attribute access, so this bound method is a method of the target, and `__self__` the target
     return BUILDERS["proxy"], (obj.__reduce_ex__.__self__,)
 
 
 class Unpicklable:
-    """Takes the place of a variable's value that cannot be pickled."""
+    """Takes the place of the value of a variable, if pickle cannot store the value."""
 
     def __init__(self, obj: object) -> None:
         self.text = type(obj).__name__
@@ -194,7 +197,7 @@ def _instance(kind: ObjectKind | AttributedKind, shared: str = "") -> Reducer:
 
 
 def _shared_dict_name(obj: Any) -> str:
-    """Return the name of the class attribute that is the `__dict__` of all instances, or "" if there is none.
+    """Return the name of the class attribute that is the `__dict__` of all instances, or "" if no attribute is.
 
     Accelerate has such classes, whose instances share their attributes.
     """
@@ -234,10 +237,10 @@ def _array(obj: Any, capturing: Capturing) -> Any:
     if obj.base is not None:
         root = root_of(obj)
         capturing.ids_with_views.add(id(root))
-        # the view may be pickled before its base array
+        # the view may be pickled before its base array, so look up the base array now
         anchor_number = _anchor_by_address(root, capturing)
     elif obj.nbytes <= SMALL and not capturing.check_sharing:
-        # asking NumPy for an address takes longest: `Capture.has_shared_small_arrays` does so later, if needed
+        # do not ask NumPy for the address here, which is slow: `Capture.has_shared_small_arrays` asks later, if needed
         capturing.presumed_unshared[id(obj)] = obj
         form = (obj.dtype, obj.shape, obj.strides, obj.flags.writeable)
         return _SMALL_ARRAY, (obj.tobytes("A"), *form)
@@ -245,7 +248,10 @@ def _array(obj: Any, capturing: Capturing) -> Any:
 
 
 def _anchor_by_address(array: Any, capturing: Capturing) -> int:
-    """Return the number of an array that is in `Anchors.by_address`, and remember the array; else return -1."""
+    """Return the anchor number of an array in `Anchors.by_address`, or -1 for any other array.
+
+    An array that is an anchor is added to `capturing.captured_by_address`.
+    """
     number, form = capturing.anchors.by_address.get(id(array), (-1, None))
     if number >= 0 and form == arrays.form_of(array) and arrays.owns_memory(array):
         capturing.captured_by_address[number] = array
@@ -257,8 +263,8 @@ def _function(obj: Any, capturing: Capturing) -> Any:
     is_importable = code_lookup.importable(obj)
     if is_importable and not capturing.anchors.rules.project(obj.__module__ or ""):
         return NotImplemented
-    # a project function that is no anchor was created by a loop of its module: after the set-up its name
-    # does not exist yet, so the skeleton holds the location of its code
+    # a project function that is no anchor was created by a loop of its module: after the set-up of a replay, its
+    # name does not exist yet, so the skeleton stores the location of the function's code
     location = code_lookup.locate(obj)
     if location is None:
         return (
@@ -279,7 +285,7 @@ def _class(obj: Any, capturing: Capturing) -> Any:
         return NotImplemented
     for module in ("types", "_collections_abc"):
         for label, value in vars(sys.modules[module]).items():
-            if value is obj:  # such as the type of functions, which `builtins` does not name
+            if value is obj:  # such as `types.FunctionType`, which has no name in `builtins`
                 return BUILDERS["named"], (module, label)
     if obj.__module__ == "builtins":
         return NotImplemented
@@ -292,7 +298,7 @@ def _class(obj: Any, capturing: Capturing) -> Any:
 def _builtin(obj: Any, capturing: Capturing) -> Any:  # noqa: ARG001
     owner = obj.__self__
     if isinstance(owner, types.ModuleType) and not code_lookup.importable(obj):
-        # a library imported the builtin before Rearview or another library replaced it in its module
+        # Rearview or a library has replaced this builtin in its module, after another library had imported the builtin
         return BUILDERS["named"], (owner.__name__, obj.__name__)
     return NotImplemented
 
@@ -304,7 +310,7 @@ def _patched_builtin(obj: Any, capturing: Capturing) -> Any:  # noqa: ARG001
 def _cell(obj: Any, capturing: Capturing) -> Any:
     if id(obj) in capturing.running_cells:
         return BUILDERS["cell"], (True,)
-    # the value is pickled at the end: a function may be in its own closure
+    # the value is pickled at the end, because a function may be the value of its own closure variable
     capturing.cells.append(obj)
     return BUILDERS["cell"], ()
 
@@ -315,7 +321,7 @@ def _method(obj: Any, capturing: Capturing) -> Any:  # noqa: ARG001
 
 def _module(obj: types.ModuleType, capturing: Capturing) -> Any:
     loaded = sys.modules.get(obj.__name__)
-    # a library may replace its own entry in sys.modules while it is being imported
+    # a library may replace its own module object in `sys.modules` while it is being imported
     if loaded is not obj and getattr(loaded, "__file__", loaded) != getattr(obj, "__file__", obj):
         return mark_lost(obj, capturing, "the module is not in sys.modules")
     return BUILDERS["module"], (obj.__name__,)
@@ -332,12 +338,12 @@ def _weak_container(obj: Any, capturing: Capturing) -> Any:
 
 
 def _dict_view(obj: Any, capturing: Capturing) -> Any:  # noqa: ARG001
-    # `obj.mapping` is a proxy: Python gives no access to the dict itself
+    # copy the items: `obj.mapping` is a proxy, and Python gives no access to the dict itself
     return BUILDERS["view"], (dict(obj.mapping), _VIEWS[type(obj)])
 
 
 def _read_only(obj: Any, capturing: Capturing) -> Any:  # noqa: ARG001
-    mappings = gc.get_referents(obj)  # Python gives no other access to the mapping itself
+    mappings = gc.get_referents(obj)  # Python gives no other access to the mapping
     return BUILDERS["view"], (mappings[0] if mappings else dict(obj), READ_ONLY)
 
 
@@ -397,7 +403,7 @@ def _list_iterator(obj: Any, capturing: Capturing) -> Any:
         return reduced
     if sys.getrefcount(items) > _EXCLUSIVE:
         return reduced
-    # only this iterator refers to the list, so the items already taken are not needed
+    # only this iterator refers to the list, so the items that the loop has already taken are not needed
     return reduced[0], (items[reduced[2] :],)
 
 

@@ -1,8 +1,9 @@
 """Restore a recorded state into the live objects, in place: `restore`.
 
-`restore` unpickles the skeleton with the live *anchors* (objects that existed when the loop was entered) in place of
-their numbers, and writes the recorded content into each anchor. `Restoration` has a method for each builder, which
-builds an object that the loop had created.
+`restore` unpickles the skeleton, in which live *anchors* (objects that existed when the loop was entered) take the
+places of their numbers, and writes the recorded content into each anchor. `Restoration` has a method for each
+*builder*: a function that a skeleton names, and that builds an object which the loop had created. Running a suspended
+generator to its recorded yield changes objects: therefore a state with generators is restored in two passes.
 """
 
 from __future__ import annotations
@@ -49,19 +50,19 @@ class Restoration:
         self.alive = alive
         self.memory = memory
         self.afterwards: list[Callable[[], None]] = []
-        """Actions to run when all objects exist."""
+        """Functions to call when all objects exist."""
         self.generators: list[tuple[Any, Sequence[Any], dict[str, Any]]] = []
         """Generators, each with (status, number of the yield at which it was suspended) and its local variables."""
         self.loaders: list[tuple[Any, Any]] = []
         """Iterators of data loaders, each with the recorded draws (`data_loaders.loader_state`)."""
         self.new_generators: list[Any] = []
-        """Generators that this pass created."""
+        """Generators that this pass created, in order."""
         self.addressed: dict[int, Any] = {}
-        """By `id`: objects whose `id` is part of the state, so that no equal object may replace them."""
+        """`id` -> object whose `id` is part of the state, so that no equal object may replace the object."""
         self.driven: list[Any] = []
-        """In the second pass: generators that the first pass created and ran to their yields."""
+        """In the second pass: generators that the first pass created, and that were then run to their yields."""
         self.generator_states: dict[int, Sequence[Any]] = {}
-        """By `id` of a new generator: (status, number of the yield at which it was suspended)."""
+        """`id` of a new generator -> (status, number of the yield at which it was suspended)."""
 
     def path(self, obj: object) -> str:
         """Return the path to an anchor, for messages."""
@@ -69,11 +70,11 @@ class Restoration:
         return "an object created in the loop" if number is None else self.anchors.path(number)
 
     def build_anchor(self, number: int) -> Any:
-        """Return an array that capture recognised as an anchor by its `id`."""
+        """Return the anchor with this number: an array that `capture` recognised by its `id`."""
         return self.alive[number]
 
     def build_tensor(self, cls: type, *content: Any) -> Any:
-        """Return a tensor on its memory block."""
+        """Return a tensor that uses its recorded memory block."""
         *body, requires_grad, grad, extra = content
         return self._finish_tensor(
             cls, tensors.tensor_on(self.memory, body), requires_grad, grad, extra
@@ -82,7 +83,7 @@ class Restoration:
     def build_special_tensor(
         self, cls: type, form: Sequence[Any], requires_grad: bool, grad: Any, extra: Any
     ) -> Any:
-        """Return a sparse, quantized or wrapped tensor."""
+        """Return a sparse, quantized or wrapper tensor; `form` is what `tensors.special_form` returned."""
         import torch
 
         wrapped = form[0] == "wrapper"
@@ -124,7 +125,7 @@ class Restoration:
         return tensor
 
     def build_array(self, *body: Any) -> Any:
-        """Return an array on its memory block."""
+        """Return an array that uses its recorded memory block; `body` is what `arrays.describe` returned."""
         return arrays.array_on(self.memory, body)
 
     def build_small_array(self, *form: Any) -> Any:
@@ -138,7 +139,7 @@ class Restoration:
         cells: Sequence[Any],
         *own_values: Any,
     ) -> Any:
-        """Return a nested function: the code from the running program, with the recorded closure."""
+        """Return a function with the code at `location` in the running program, and with the recorded closure."""
         defaults, kwdefaults, attrs = own_values
         code = code_lookup.code_at(location)
         by_name = dict(zip(names, cells, strict=True))
@@ -150,10 +151,10 @@ class Restoration:
         return function
 
     def build_cell(self, running: bool = False) -> types.CellType:
-        """Return an empty closure variable, which `_pass` fills at the end.
+        """Return an unbound closure variable, which `_pass` binds at the end.
 
-        If the variable belonged to a `running` function, return a cell that holds `Lost`: a new cell would not get the
-        values that the running function assigns.
+        If the variable belonged to a `running` function, bind it to a `Lost`, because a new closure variable would not
+        get the values that the running function assigns.
         """
         if running:
             return types.CellType(
@@ -162,17 +163,17 @@ class Restoration:
         return types.CellType()
 
     def build_method(self, function: Any, owner: Any) -> Any:
-        """Return a bound method."""
+        """Return the bound method of `owner` that calls `function`."""
         return types.MethodType(function, owner)
 
     def build_weakref(self, target: Any) -> Any:
-        """Return a weak reference to `target`; for a bound method a WeakMethod, because the method is temporary."""
+        """Return a weak reference to `target`: a WeakMethod for a bound method, to which nothing else refers."""
         if isinstance(target, types.MethodType):
             return weakref.WeakMethod(target)
         return weakref.ref(_Nothing() if target is None else target)
 
     def build_proxy(self, target: Any) -> Any:
-        """Return a weak proxy."""
+        """Return a weak proxy of `target`."""
         return weakref.proxy(target)
 
     def build_address(self, target: Any) -> int:
@@ -185,14 +186,14 @@ class Restoration:
         return cls()
 
     def build_fill_weak(self, obj: Any, content: Any) -> None:
-        """Fill a weak container."""
+        """Set the recorded content of a weak container."""
         kind = next(kind for base, kind in WEAK_CONTAINERS.items() if isinstance(obj, base))
         kind.write(obj, content, self)
 
     def build_instance(self, cls: type, shared: str = "") -> Any:
-        """Return an instance without attributes or items.
+        """Return an instance of `cls` without attributes or items.
 
-        `shared`, if given, names the class attribute that is the `__dict__` of all instances.
+        If `shared` is not empty, the class attribute of this name is the `__dict__` of all instances.
         """
         base: Any = layout_of(cls).base
         instance = base.__new__(cls)
@@ -208,7 +209,7 @@ class Restoration:
         kind.write(obj, content, self)
 
     def build_file(self, state: Sequence[Any] | None) -> Any:
-        """Return a file opened again at its recorded position; without a state, a closed file."""
+        """Return a file opened again at its recorded position; if `state` is None, a closed file."""
         if state is None:
             import io
 
@@ -218,7 +219,7 @@ class Restoration:
         return external_resources.reopen(state)
 
     def build_lock(self, name: str) -> Any:
-        """Return a new lock of the named class."""
+        """Return a new lock that is not held; `name` is the name of its class."""
         return threading.RLock() if name == "RLock" else threading.Lock()
 
     def build_module(self, name: str) -> Any:
@@ -237,7 +238,7 @@ class Restoration:
         return types.MappingProxyType(mapping) if name == READ_ONLY else getattr(mapping, name)()
 
     def build_torch_generator(self, device: str, state: bytes) -> Any:
-        """Return a random generator of torch in the recorded state."""
+        """Return a random generator of torch on `device`, in the recorded state."""
         import torch
 
         generator = torch.Generator(device)
@@ -249,7 +250,7 @@ class Restoration:
         generator = (None for _ in ())
         next(
             generator, None
-        )  # the next capture would store a generator that never started as not started
+        )  # end the generator: the next capture would otherwise store it as not started
         return generator
 
     def build_live_generator(
@@ -259,7 +260,7 @@ class Restoration:
         count: int,
         state: Sequence[Any],
     ) -> Any:
-        """Return a generator of `function`; in the second pass, the generator that the first pass created."""
+        """Return a new generator of `function`; in the second pass, the generator that the first pass created."""
         driven = self.driven
         generator = (
             driven.pop(0)
@@ -271,17 +272,17 @@ class Restoration:
         return generator
 
     def build_fill_generator(self, obj: Any, values: dict[str, Any]) -> None:
-        """Register a generator with its recorded local variables; `restore` runs the generator to its yield."""
+        """Append a generator, with its recorded local variables, to `generators`; `restore` runs it to its yield."""
         self.generators.append((obj, self.generator_states[id(obj)], values))
 
     def build_walk(self) -> suspended_generators.LoopIterator:
-        """Return the iterator of a loop in a generator, without the source that the iterator draws from."""
+        """Return the iterator of a loop in a generator, without the source from which the iterator takes items."""
         return suspended_generators.LoopIterator(None)
 
     def build_fill_walk(
         self, obj: suspended_generators.LoopIterator, content: Sequence[Any]
     ) -> None:
-        """Set the source of the iterator and the number of items that the loop has drawn."""
+        """Set the source of the iterator and the number of items that the loop has taken."""
         source, count = content
         obj.continue_with(source, count)
 
@@ -290,7 +291,7 @@ class Restoration:
         return object.__new__(cls)
 
     def build_fill_loader(self, obj: Any, content: Sequence[Any]) -> None:
-        """Set the attributes of a data loader's iterator, and register it for its recorded draws."""
+        """Set the attributes of a data loader's iterator, and append it to `loaders` with its recorded draws."""
         data_loaders.LOADER.write(obj, content, self)
 
     def build_lost(self, reason: str) -> Lost:
@@ -299,7 +300,7 @@ class Restoration:
 
 
 class _Nothing:
-    """Target of a weak reference whose recorded target did not exist any more."""
+    """Target of a weak reference whose target had been deleted when the state was recorded."""
 
 
 BufferReaders = tuple[Callable[[str], Any], Callable[[str, Any], None] | None]
@@ -307,7 +308,7 @@ BufferReaders = tuple[Callable[[str], Any], Callable[[str, Any], None] | None]
 
 
 class StateUnpickler(pickle.Unpickler):
-    """Unpickles a skeleton; `objects` are the builders, then the anchors."""
+    """Unpickles the stream of a skeleton; `objects` are the builders, then the live anchors."""
 
     def __init__(self, stream: io.BytesIO, objects: Sequence[Any], buffers: Iterator[Any]) -> None:
         super().__init__(stream, buffers=buffers)
@@ -332,8 +333,8 @@ def restore(
 ) -> dict[str, object]:
     """Write a recorded state into the live anchors, and return the recorded values of the variables, by name.
 
-    `roots` are the variables that are bound now, by name. `buffers` returns the bytes of the buffer with a key;
-    `into`, if given, reads the bytes of a buffer directly into the memory passed to it.
+    `roots` maps the names of the variables that are bound now to their values. `buffers` returns the bytes of the
+    buffer with a key. `into(key, memory)`, if given, reads the bytes of a buffer directly into `memory`.
 
     The result lacks variables that were unbound when the state was captured. After a StateError the live objects
     are partly restored: start the program again.
@@ -359,7 +360,7 @@ def _restore(
     values, first_pass = _pass(anchors, roots, header, stream, readers)
     if not first_pass.generators and not first_pass.loaders:
         return values
-    # running generators to their yields runs the program's code: restore the whole state a second time
+    # running a generator to its yield runs code of the program, which changes objects: restore the state a second time
     for obj, state, _ in first_pass.generators:
         suspended_generators.drive_to_yield(obj, state, getattr(obj, "__qualname__", "?"))
     for obj, draws in first_pass.loaders:
@@ -381,7 +382,7 @@ def _pass(
     readers: BufferReaders,
     first_pass: Restoration | None = None,
 ) -> tuple[dict[str, object], Restoration]:
-    """Unpickle the state and write it into the live objects, without running generators and samplers.
+    """Unpickle the state and write it into the live objects; do not run generators or samplers.
 
     Return the recorded values of the variables, and the `Restoration` with the generators and loaders.
     """
@@ -452,11 +453,12 @@ def _read(
 def _keep_texts(
     alive: Sequence[Any], contents: Sequence[Any], addressed: Mapping[int, Any]
 ) -> None:
-    """Replace recorded texts in `contents` by equal live texts, so that the program shares them as before.
+    """Replace recorded texts in `contents` by equal live texts, so that equal texts are one object, as in the run.
 
-    Example: one text is a dict key and an item of a list. A restore keeps the live key; if the list got an equal
-    but other text, a pickle that the program writes would hold the text twice, and would differ from the file of a run
-    without an interruption. Texts in `addressed` are not replaced: their `id` is part of the state.
+    Example: one text is a dict key and also an item of a list. A restore keeps the live key. If the list got the
+    unpickled text, which is another object, a pickle that the program writes would contain the text twice, and would
+    differ from the file that an uninterrupted run writes. Texts in `addressed` (`id` -> text) are not replaced: their
+    `id` is part of the state.
     """
     live_texts: dict[int, str] = {}
     holders = []

@@ -1,9 +1,10 @@
 """Read the skeleton of a captured state as a tree of nodes, without running any of the program's code.
 
 A *node* describes a captured object: a `Ref` is an anchor (an object that existed when the loop was entered), a
-`BlockNode` the memory of arrays and tensors, an `ObjectNode` any other object. Numbers, texts and containers are
-themselves. `compare` and `read_checkpoint_variables` use the nodes; the functions below `Skeleton` answer for
-`compare` which identities matter, which values are equal and which parts are left out, and give short texts for nodes.
+`BlockNode` the memory of arrays and tensors, an `ObjectNode` any other object. Numbers, texts and containers are read
+as plain Python values. `compare` and `read_checkpoint_variables` use the nodes. The functions after `Skeleton` tell
+`compare` whether the identity of an object matters, which values are equal, and which parts are left out; `short`
+returns a short text for a node.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from rearview.state.stored_id_numbers import set_content
 
 
 class Ref:
-    """A reference to an anchor."""
+    """A node that represents the anchor with the number `number`."""
 
     __slots__ = ("number",)
 
@@ -33,12 +34,12 @@ class Ref:
         self.number = number
 
     def __call__(self, *args: Any) -> ObjectNode:
-        """Return a node for an object that is created by a call of this anchor, a function or class."""
+        """Return a node for the object that a call of this anchor creates; the anchor is a function or class."""
         return node_class("call")(self, *args)
 
 
 class BlockNode:
-    """A memory block in a skeleton. Tensors and arrays that share the memory refer to one `BlockNode`."""
+    """A memory block in a skeleton. Tensors and arrays that share memory refer to one and the same `BlockNode`."""
 
     __slots__ = ("block",)
 
@@ -47,18 +48,18 @@ class BlockNode:
 
 
 class ArrayBody(tuple[Any, ...]):
-    """The content of a tensor or array: its memory block, dtype, shape, stride and offset in the block.
+    """The description of a tensor or array: (`BlockNode`, dtype, shape, stride, offset in the block).
 
-    The body of an array has a sixth item: whether the array is writeable.
+    An array has a sixth item: whether the array is writeable.
     """
 
     __slots__ = ()
     FIELDS = ("", ".dtype", ".shape", ".stride", ".offset", ".writeable")
-    """Last step of the path to each item, for messages."""
+    """For each item: the last step of its path in messages."""
 
 
 EXTRAS = "<hooks and attributes>"
-"""Step of a path to the hooks, attributes and flags of a tensor (`codecs.tensors.extras`)."""
+"""Last step of the path to the hooks, attributes and flags of a tensor (`codecs.tensors.extras`), for messages."""
 _TENSOR_FIELDS = (".requires_grad", ".grad", EXTRAS)
 CONTENT_FIELDS = {
     "tensor": ("", *_TENSOR_FIELDS),
@@ -66,7 +67,7 @@ CONTENT_FIELDS = {
     "cell": ("",),
     "defaultdict": ("", ".default_factory"),
 }
-"""By kind of an anchor: the last step of the path to each item of its content."""
+"""Codec name of an anchor -> last step of the path to each item of the anchor's content, for messages."""
 NODE_FIELDS = {
     "build tensor": ("<type>", "", *_TENSOR_FIELDS),
     "build array": ("",),
@@ -74,13 +75,14 @@ NODE_FIELDS = {
     "build anchor": ("",),
     "build special_tensor": ("<type>", "", *_TENSOR_FIELDS),
 }
-"""By label of a node: the last step of the path to each of the node's parts."""
+"""Label of a node -> last step of the path to each of the node's parts (`Skeleton.parts`), for messages."""
 
 
 def without_operation(extras: Any) -> Any:
-    """Return a tensor's extras with True in place of the name of the operation that made the tensor.
+    """Return a tensor's extras, with True in place of the name of the operation that computed the tensor.
 
-    Old stores have True there.
+    Old checkpoints have True in place of the name, so the name is not compared. Extras without a name are returned
+    unchanged.
     """
     if not isinstance(extras, tuple) or not isinstance(extras[3], str):
         return extras
@@ -88,7 +90,7 @@ def without_operation(extras: Any) -> Any:
 
 
 class OutsideKey(bytes):
-    """Key of a buffer outside the skeleton, in place of the bytes that a pickling method of a class stored there."""
+    """Key of a buffer outside the skeleton, in place of the bytes that a class's pickling method stored there."""
 
 
 Span = tuple[int, tuple[int, ...], tuple[int, ...]]
@@ -96,7 +98,7 @@ Span = tuple[int, tuple[int, ...], tuple[int, ...]]
 
 
 def span_of(body: ArrayBody) -> Span | None:
-    """Return which bytes of its block a tensor uses; None for an array or an unknown dtype: all bytes then count."""
+    """Return which bytes of its block a tensor uses; None (all bytes) for an array or an unknown dtype."""
     import sys
 
     label = getattr(body[1], "label", "")
@@ -111,22 +113,23 @@ def span_of(body: ArrayBody) -> Span | None:
 
 
 class ObjectNode:
-    """An object that is no anchor: the function that creates the object, its arguments, and its content.
+    """An object that is no anchor: the function that creates the object, the arguments, and the object's content.
 
-    Each function has a subclass (see `node_class`).
+    There is a subclass for each function (see `node_class`).
     """
 
     label: ClassVar[str] = ""
-    """Name of the function: a class of the program or a library, `build` with a builder's name, or
-    `class` with the number of an anchor."""
+    """Name of the function: the full name of a class or function, `build` with the name of a builder, or `class` with
+    the number of an anchor that is a class.
+    """
     items: list[Any]
-    """Items that pickle appends to the object."""
+    """Nodes of the items that pickle appends to the object."""
     pairs: list[tuple[Any, Any]]
-    """Keys and values that pickle sets in the object."""
+    """Nodes of the keys and values that pickle sets in the object."""
     args: tuple[Any, ...]
-    """Arguments of the function."""
+    """Nodes of the arguments of the function."""
     state: Any
-    """Attributes and other content."""
+    """Attributes and other content of the object, as nodes; None if there is none."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Return a node with the arguments of the function that creates the object."""
@@ -141,7 +144,7 @@ class ObjectNode:
         pass
 
     def __call__(self, *args: Any) -> ObjectNode:
-        """Return a node for an object that is created by a call of this object, such as a bound method."""
+        """Return a node for the object that a call of this object, such as a bound method, creates."""
         return node_class("call")(self, *args)
 
     def __setstate__(self, state: Any) -> None:
@@ -162,20 +165,20 @@ class ObjectNode:
 
 
 class FillNode(ObjectNode):
-    """Node of a builder that fills an object: sets the `state` of the object's node."""
+    """Node of a builder that fills an object; creating a `FillNode` sets the `state` of the object's node."""
 
     def __new__(cls, *args: Any, **_kwargs: Any) -> Self:
-        """Set the `state` of the first argument to the second argument."""
+        """Set the `state` of the first argument, a node, to the second argument."""
         target, state = args
         target.state = state
         return object.__new__(cls)
 
 
 class NamedNode(ObjectNode):
-    """Node of the builder `named`, which returns the attribute of a module by its name."""
+    """Node of the builder `named`, whose arguments name a module and an attribute of the module."""
 
     def __new__(cls, *args: Any, **_kwargs: Any) -> Any:
-        """Return the node class for the attribute."""
+        """Return the node class for the named attribute, and no instance."""
         module, name = args
         return node_class(f"{module}.{name}")
 
@@ -183,7 +186,8 @@ class NamedNode(ObjectNode):
 class LostNode(ObjectNode):
     """An object that was not captured.
 
-    The node is a subclass of this class: the object may have been a class that has instances in the skeleton.
+    A node is a subclass of `LostNode` and not an instance, because the object may have been a class whose instances are
+    in the skeleton.
     """
 
     reason: ClassVar[str] = ""
@@ -194,7 +198,7 @@ class LostMarkerNode(ObjectNode):
     """Node of the builder `lost`: returns the `LostNode` subclass of an object that was not captured."""
 
     def __new__(cls, *args: Any, **_kwargs: Any) -> Any:
-        """Return the `LostNode` subclass for a reason; equal reasons have one subclass."""
+        """Return the `LostNode` subclass for a reason; there is one subclass for each reason."""
         reason = str(args[0]) if args else "it was not kept"
         label = f"lost {reason}"
         if label not in _CLASSES:
@@ -208,11 +212,11 @@ _BUILDER_NODES: dict[str, type[ObjectNode]] = {
     "build named": NamedNode,
 }
 _CLASSES: dict[str, type[ObjectNode]] = {}
-"""Subclasses of `ObjectNode` by label."""
+"""Label -> subclass of `ObjectNode`."""
 
 
 def node_class(label: str) -> type[ObjectNode]:
-    """Return the subclass of `ObjectNode` with this label; there is one for each label."""
+    """Return the subclass of `ObjectNode` for `label`; there is one subclass for each label."""
     if label not in _CLASSES:
         _CLASSES[label] = type("Node", (_BUILDER_NODES.get(label, ObjectNode),), {"label": label})
     return _CLASSES[label]
@@ -230,11 +234,11 @@ class TreeUnpickler(pickle.Unpickler):
         return node_class(f"{module}.{name}")
 
     def persistent_load(self, pid: Any) -> Any:
-        """Return the node class of a builder, or the node of an anchor."""
+        """Return the node class of the builder, or the node of the anchor, with the number `pid`."""
         if pid < len(NAMES):
             return node_class(f"build {NAMES[pid]}")
         number = pid - len(NAMES)
-        # pickle creates instances only of classes, so the node of an anchor that is a class must be a class
+        # pickle creates instances of classes only, so an anchor that is a class needs a class as its node
         return node_class(f"class {number}") if number in self._classes else Ref(number)
 
 
@@ -250,7 +254,7 @@ class Skeleton:
         self.roots, contents, self.classes, self.rng = unpickler.load()
         self.contents: dict[int, tuple[str, Any]] = {}
         self.by_address: set[int] = set()
-        """Numbers of the arrays that capture recognised by their `id` (`Anchors.by_address`)."""
+        """Anchor numbers of the arrays that `capture` recognised by their `id` (`Anchors.by_address`)."""
         while (batch := unpickler.load()) is not None:
             name, groups = batch
             if name == "contents":
@@ -275,17 +279,17 @@ class Skeleton:
         return content
 
     def array_body(self, body: Sequence[Any]) -> ArrayBody:
-        """Return what `describe` returned for a tensor or array, with its memory block in place of the number."""
+        """Return a description that `describe` returned, with the memory block in place of its number."""
         return ArrayBody((self.blocks[body[0]], *body[1:]))
 
     def parts(self, node: ObjectNode) -> tuple[Any, ...]:
-        """Return the arguments of a node, with memory blocks in place of their numbers."""
+        """Return the arguments of `node`, with memory blocks in place of their numbers."""
         if node.label == "build tensor":
             return (node.args[0], self.array_body(node.args[1:6]), *node.args[6:])
         if node.label == "build array":
             return (self.array_body(node.args),)
         if node.label == "build anchor":
-            # capture recognised the array by its `id`, so it may be a new array of equal form: compare the content
+            # `capture` recognised the array by its `id`, so it may be a new array of equal form: return the content
             return (self.contents[node.args[0]][1][1],)
         if node.label == "build small_array":
             data, dtype, shape, strides, writeable = node.args
@@ -295,10 +299,10 @@ class Skeleton:
 
 
 def function_as_recorded(parts: Any, recorded: Any) -> tuple[Any, ...]:
-    """Return the parts of a function without its code and without closure variables that `recorded` lacks.
+    """Return the parts of a function without its code, and without closure variables that are not in `recorded`.
 
-    A probe changes the code and may add closure variables. The source was checked before the replay: only
-    probes were added.
+    A probe changes the code and may add closure variables. The code need not be compared, because the source was
+    checked before the replay: only probes were added.
     """
     location, names, cells, *own_values = parts
     recorded_names = set(recorded[1])
@@ -311,7 +315,7 @@ def function_as_recorded(parts: Any, recorded: Any) -> tuple[Any, ...]:
 QUICK = {int, str, bytes, bool, type(None)}
 """Types whose values `==` compares exactly."""
 _VALUE_LABELS = ("build method", "build weakref", "build module", "build lock", "build view")
-"""Labels of objects that Python may create at every access, so that their identity means nothing."""
+"""Labels of objects whose identity means nothing, because Python may create a new object at every access."""
 _VALUE_MODULES = ("numpy.", "torch.", "datetime.", "pathlib", "decimal.", "fractions.", "uuid.")
 _ARRAYS = {"build array", "build small_array", "build anchor"}
 _OWN_VARIABLES = ("REARVIEW_RUN", "REARVIEW_REPLAY", b"REARVIEW_RUN", b"REARVIEW_REPLAY")
@@ -324,31 +328,31 @@ def elements(content: Any) -> frozenset[Any]:
 
 
 def same_values(a: Any, b: Any) -> bool:
-    """Return True if two sequences hold equal plain values; fast: no Python call per item."""
+    """Return True if two sequences hold equal plain values; False also if an item is no plain value."""
     kinds = list(map(type, a))
     unique = set(kinds)
     if not unique <= QUICK | {float} or kinds != list(map(type, b)):
         return False
     if float not in unique:
         return bool(a == b)
-    # floats are compared by their bits: -0.0 == 0.0, and NaN != NaN
+    # compare floats by their bits, because -0.0 == 0.0 and NaN != NaN
     bits = [array("d", [x for x in side if type(x) is float]).tobytes() for side in (a, b)]
     without_floats = [[x for x in side if type(x) is not float] for side in (a, b)]
     return bits[0] == bits[1] and without_floats[0] == without_floats[1]
 
 
 def is_array(value: Any) -> bool:
-    """Return True if a node describes an array in one of the three forms that capture uses."""
+    """Return True if a node describes an array, in one of the three forms that `capture` uses."""
     return isinstance(value, ObjectNode) and value.label in _ARRAYS
 
 
 def is_object_id(value: Any) -> bool:
-    """Return True if a node stands for the `id` of an object."""
+    """Return True if a node represents the `id` of an object."""
     return isinstance(value, ObjectNode) and value.label == "build address"
 
 
 def has_identity(value: Any) -> bool:
-    """Return True if the identity of an object matters to the program, and not only its value."""
+    """Return True if the identity of the object of a node matters to the program, and not only its value."""
     if isinstance(value, (tuple, frozenset)):
         return False
     if isinstance(value, ObjectNode):
@@ -357,7 +361,7 @@ def has_identity(value: Any) -> bool:
 
 
 def class_of(node: ObjectNode, anchors: Anchors) -> str:
-    """Return the full name of the class of an object."""
+    """Return the full name of the class of the object that `node` describes."""
     label = node.label
     if label == "build instance":
         label = str(getattr(node.args[0], "label", ""))
@@ -369,7 +373,7 @@ def class_of(node: ObjectNode, anchors: Anchors) -> str:
 
 
 def live_class(node: ObjectNode, anchors: Anchors) -> type | None:
-    """Return the class of an object, or None if the running program has no class of this name."""
+    """Return the class of the object that `node` describes, or None if this process has no class of this name."""
     source = node.args[0] if node.label == "build instance" else node
     label = str(getattr(source, "label", ""))
     if not label.startswith("class "):
@@ -379,17 +383,20 @@ def live_class(node: ObjectNode, anchors: Anchors) -> type | None:
 
 
 def content_as_recorded(recorded: Any, content: Any) -> Any:
-    """Return the content of a function without closure variables that the recorded function lacks.
+    """Return the `content` of a function, without closure variables that the `recorded` content lacks.
 
-    Only probes of this function read the variables that are left out; if another function uses such a variable, its
-    value is compared with that function.
+    Only probes in this function read the variables that are left out. If another function uses such a variable, its
+    value is compared when the other function is compared.
     """
     closure, own_values = content
     return {name: cell for name, cell in closure.items() if name in recorded[0]}, own_values
 
 
 def generator_as_recorded(recorded: Any, content: Any) -> Any:
-    """Return the content of a generator without the local variables that only a probe binds."""
+    """Return the `content` of a generator without local variables that the `recorded` content lacks.
+
+    Only a probe binds these local variables.
+    """
     if not isinstance(content, tuple) or len(content) < 3 or len(recorded or ()) < 3:
         return content
     state, number, variables = content
@@ -399,9 +406,9 @@ def generator_as_recorded(recorded: Any, content: Any) -> Any:
 def without_matched_ids(
     recorded: Iterable[Any], current: Iterable[Any], partner: Mapping[int, int]
 ) -> tuple[list[Any], list[Any]]:
-    """Return the elements of a recorded set and of the current set, without object ids that both sets contain.
+    """Return the elements of the `recorded` and of the `current` set, without object ids that both sets contain.
 
-    `partner` tells which current object corresponds to a recorded object.
+    `partner`: `id` of a recorded object -> `id` of the corresponding current object.
     """
     current_ids = {_key(element.args[0]): element for element in current if is_object_id(element)}
     unmatched = []
@@ -415,9 +422,10 @@ def without_matched_ids(
 
 
 def _key(target: Any, partner: Mapping[int, int] | None = None) -> Any:
-    """Return a value that identifies the object of an `id` in the current state.
+    """Return a value that identifies `target`, an object whose `id` is in a set, in the current state.
 
-    With `partner`, `target` is a recorded object; the result is None if it has no partner yet.
+    With `partner`, `target` is a recorded object, and the result identifies its partner; None if there is no partner
+    yet.
     """
     if isinstance(target, Ref):
         return "anchor", target.number
@@ -429,13 +437,13 @@ def _key(target: Any, partner: Mapping[int, int] | None = None) -> Any:
 def is_environment(items: dict[Any, Any]) -> bool:
     """Return True if a dict holds the environment variables: the dict inside `os.environ`, or a copy of it.
 
-    Rearview sets a variable in every run, which shows that a dict holds the environment.
+    A dict is recognised by the variables `REARVIEW_RUN` and `REARVIEW_REPLAY`, one of which every run or replay sets.
     """
     return any(name in items for name in _OWN_VARIABLES)
 
 
 def compared_variables(items: dict[Any, Any]) -> dict[Any, Any]:
-    """Return the environment variables that a replay must have with equal values, sorted by name.
+    """Return those environment variables that must have equal values in a replay, sorted by name.
 
     Variables that are not restored, or that a replay sets, are left out; see docs/environment.md.
     """
@@ -451,7 +459,7 @@ _WIDTH = 80
 
 
 def short(value: Any, anchors: Anchors | None = None) -> str:
-    """Return a short text for a node or plain value: at most one line.
+    """Return a text of at most 80 characters for a node or plain value, for messages.
 
     >>> short([1, 2.5, "three"])
     "[1, 2.5, 'three']"
@@ -483,7 +491,7 @@ def _text(value: Any, anchors: Anchors | None, depth: int) -> str:
 
 
 def canonical(value: Any, depth: int = 4) -> str:
-    """Return a text that sorts the elements of a set alike in every process."""
+    """Return a text that is the same in every process, by which to sort the elements of a set."""
     if isinstance(value, Ref):
         return f"anchor {value.number:09}"
     if isinstance(value, ObjectNode):

@@ -1,9 +1,10 @@
-"""Store the `id()` of a Python object inside a captured state as a reference to the object.
+"""Find each `id()` of a Python object in a captured state, and store a reference to the object in its place.
 
-The `id` of an object differs in every process. A class that remembers objects by their `id` would not recognise
-the objects after a restore, and the state of a replay would never equal the recorded state. `capture` calls
-`contents_with_ids` after pickling a state. It returns *marked* contents: contents with an `ObjectId` in place of each
-`id`. `restore` calls `set_content` with the contents, in which each `ObjectId` has become an `id` of the new process.
+An *anchor* is an object that existed when the loop was entered (`object_walk`). The `id` of an object differs in every
+process. A class that remembers objects by their `id` would not recognise the objects after a restore, and the state of
+a replay would never equal the recorded state. `capture` calls `contents_with_ids` after pickling a state. This function
+returns *marked* contents: contents with an `ObjectId` in place of each `id`. `restore` calls `set_content` with the
+contents, in which each `ObjectId` has become an `id` of the new process.
 """
 
 from __future__ import annotations
@@ -19,28 +20,31 @@ from rearview.state.codecs.containers import ObjectId
 from rearview.state.codecs.instances_and_functions import AttributedKind, ObjectKind
 
 _NUMBER = re.compile(rb"\x8a(?=\x05.{4}[^\x00]|[\x06\x07])", re.DOTALL)
-"""Matches the opcode of a number of five to seven bytes in a pickle; matches inside longer numbers, too."""
+"""Matches the opcode before a number of five to seven bytes in a pickle; also matches equal bytes inside other data."""
 _ALIGNED = 8
 """Every `id` is a multiple of this number."""
 _REGION = 40
-"""Number of low bits of an address: the bits above it differ by at most one in all addresses of a process."""
+"""Number of low bits of an address. The number formed by the higher bits differs by at most 1 between objects of a
+process."""
 _WITHOUT_IDENTITY = (
     *(int, float, complex, tuple, frozenset),
     *(types.MethodType, weakref.ref, ObjectId),
 )
-"""Types whose equal instances are interchangeable, so that programs do not store their `id`."""
+"""Types whose equal instances are interchangeable, so that programs do not store the `id` of an instance."""
 _TEXTS = (str, bytes)
-"""Equal texts are interchangeable too, but often a text is unique: scikit-learn stores the `id` of `stop_words`."""
+"""Types of texts. Equal texts are interchangeable, too, but a text that has no equal may be identified by its `id`:
+scikit-learn stores the `id` of `stop_words`.
+"""
 _SINGLETONS = {id(value): value for value in (None, True, False, ..., NotImplemented)}
 
 _VALUES = {str, bytes, tuple, frozenset}
 
 MarkedContents = list[tuple[Any, Any]]
-"""(object, content) of each object whose content contains an `id`; the content has an `ObjectId` for each `id`."""
+"""(object, marked content) of each object whose content contains an `id`."""
 
 
 def possible_ids(stream: bytes) -> set[int]:
-    """Return the numbers in a pickle that may be the `id` of an object; usually there is no such number."""
+    """Return the numbers in the pickle `stream` that may be the `id` of an object; usually none."""
     numbers: set[int] = set()
     regions = {(id(obj) >> _REGION) + d for obj in (numbers, object, ObjectId) for d in (-1, 0, 1)}
     for match in _NUMBER.finditer(stream):
@@ -54,10 +58,10 @@ def possible_ids(stream: bytes) -> set[int]:
 def contents_with_ids(
     memo: Mapping[int, tuple[int, Any]], numbers: set[int], capturing: Capturing
 ) -> MarkedContents:
-    """Return the pickled objects that contain the `id` of a pickled object, with their marked contents.
+    """Return (object, marked content) for each pickled object that contains the `id` of a pickled object.
 
-    `memo` is the memo of the pickler: (memo number, object) by `id`. `numbers` are the numbers that may be an `id`.
-    Lists, dicts, sets and attributes are searched, and tuples inside of these.
+    `memo` is the memo of the pickler: `id` -> (memo number, object). `numbers` are the numbers that may be an `id`. The
+    search covers lists, dicts, sets, attributes, and tuples inside these.
     """
     placeholders = {id(obj) for obj in capturing.placeholders}
     targets = {
@@ -75,7 +79,7 @@ def contents_with_ids(
     marker = _IdMarker(targets)
     contents: MarkedContents = []
     for number, obj in memo.values():
-        if number >= first_new:  # objects of the loop, and the copied contents of anchors
+        if number >= first_new:  # an object created by the loop, or the copied content of an anchor
             content = _marked_content(obj, marker, capturing)
             if content is not None:
                 contents.append((obj, content))
@@ -83,7 +87,7 @@ def contents_with_ids(
 
 
 def _is_unique(obj: Any, memo: Mapping[int, tuple[int, Any]]) -> bool:
-    """Return False for a text if an equal text was pickled too: a restore could not tell whose `id` was stored."""
+    """Return False if `obj` is a text and an equal text was pickled, too: the stored `id` is then ambiguous."""
     if type(obj) not in _TEXTS:
         return True
     return not any(
@@ -94,7 +98,7 @@ def _is_unique(obj: Any, memo: Mapping[int, tuple[int, Any]]) -> bool:
 
 
 class _IdMarker:
-    """Replaces each number that is the `id` of one of the `targets` by an `ObjectId`."""
+    """Replaces each number that is the `id` of one of the `targets` (`id` -> object) by an `ObjectId`."""
 
     def __init__(self, targets: Mapping[int, Any]) -> None:
         self.targets = targets
@@ -108,7 +112,7 @@ class _IdMarker:
         return value
 
     def in_items(self, items: Collection[Any]) -> list[Any] | None:
-        """Return the items with an `ObjectId` for each `id`, or None if no item contains an `id`."""
+        """Return `items` with an `ObjectId` in place of each `id`, or None if no item contains an `id`."""
         kinds = set(map(type, items))
         if tuple not in kinds and (
             int not in kinds
@@ -126,9 +130,10 @@ class _IdMarker:
         return dict(zip(keys or items, values or items.values(), strict=True))
 
     def in_content(self, content: Any) -> Any:
-        """Return the content that a codec has read, with an `ObjectId` for each `id`; unchanged if there is no `id`.
+        """Return `content`, which a codec has read, with an `ObjectId` in place of each `id`.
 
-        The content is a dict, a list, or a tuple of dicts and lists.
+        The content is a dict, a list, or a tuple of dicts and lists. If it contains no `id`, the same object is
+        returned.
         """
         if type(content) is dict:
             return self.in_dict(content) or content
@@ -142,7 +147,7 @@ class _IdMarker:
 
 
 def _marked_content(obj: Any, marker: _IdMarker, capturing: Capturing) -> Any:
-    """Return the marked content of an object that the loop created, or None if the content contains no `id`."""
+    """Return the marked content (see the module docstring) of an object, or None if its content contains no `id`."""
     cls = type(obj)
     if cls is dict:
         return marker.in_dict(obj)
@@ -155,14 +160,14 @@ def _marked_content(obj: Any, marker: _IdMarker, capturing: Capturing) -> Any:
         return None
     try:
         return _marked_attributes(obj, kind, marker, capturing)
-    except Exception:  # the codec cannot read the object, which its own methods have pickled
+    except Exception:  # the codec cannot read the object, but the methods of its class can
         return None
 
 
 def _marked_attributes(
     obj: Any, kind: ObjectKind | AttributedKind, marker: _IdMarker, capturing: Capturing
 ) -> Any:
-    """Return the marked content of an instance of a class, or None if the content contains no `id`."""
+    """Return the marked content (see the module docstring) of an instance, or None if it contains no `id`."""
     if isinstance(kind, ObjectKind):
         attributes = obj.__dict__ if kind.has_dict else {}
         if not kind.slots and marker.in_items(attributes.values()) is None:

@@ -1,7 +1,7 @@
 """Fingerprints of variables: hashes of their content, equal for equal content in every process.
 
-Numbers, texts, arrays, CPU tensors, data frames, and containers of such values have a fingerprint. Other values have
-none, and are then not compared.
+Numbers, texts, arrays, CPU tensors, data frames, and containers of such values have a fingerprint. A value of any other
+class has no fingerprint, and is not compared.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 from rearview.state.memory_blocks import is_array, is_tensor
 
 BYTES_A_SECOND = 1e9
-"""Assumed speed of hashing: a value that would take too long is left out before its bytes are read."""
+"""Assumed bytes hashed per second: a value whose hash would take too long is left out before its bytes are read."""
 ITEM_SECONDS = 2e-6
-"""Assumed seconds for one item of a list or dict."""
+"""Assumed seconds for hashing one item of a list or dict."""
 _PLAIN = (int, float, complex, bool, str, bytes, type(None), dt.date, dt.time, dt.timedelta, range)
 
 
@@ -25,7 +25,7 @@ class _NoFingerprint(Exception):  # noqa: N818 - it says what happened
 
 
 def fingerprints(variables: Mapping[str, object], seconds: float) -> dict[str, str]:
-    """Return the fingerprints of variables by name; leave out those that `seconds` do not suffice for.
+    """Return name -> fingerprint of variables; stop after `seconds`, and leave out values without a fingerprint.
 
     >>> a, b = fingerprints({"x": [1, 2.5]}, 1), fingerprints({"x": [1, 2.5]}, 1)
     >>> a == b, a == fingerprints({"x": [1, 3.5]}, 1), fingerprints({"x": object()}, 1)
@@ -55,7 +55,7 @@ def _fingerprint(value: object, seconds: float) -> str:
 
 
 def _add(value: Any, digest: Any, budget: list[float], depth: int) -> None:
-    """Add a value to a digest; raise if that would take longer than the seconds in `budget`."""
+    """Add a value to a digest; raise `_NoFingerprint` if that is not possible in the seconds in `budget`."""
     kind = type(value)
     if kind in _PLAIN or isinstance(value, dt.date):
         text = value if isinstance(value, bytes) else repr(value).encode("utf-8", "surrogatepass")
@@ -111,7 +111,7 @@ def _add_array(value: Any, digest: Any) -> None:
 
 
 def _add_frame(value: Any, digest: Any, budget: list[float], depth: int) -> None:
-    """Add the index and the columns of a data frame, or a series, to a digest."""
+    """Add a data frame or series to a digest: its class, its index, and its columns or values."""
     digest.update(type(value).__name__.encode())
     columns = [value[name] for name in value.columns] if value.ndim == 2 else [value]
     if value.ndim == 2 and not value.columns.is_unique:

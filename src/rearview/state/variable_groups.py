@@ -1,6 +1,6 @@
 """Group the variables of a notebook that share objects, and copy a group as bytes (`serialize`).
 
-Variables that share an object must be copied and compared together: separate copies would not share the object.
+Variables that share an object must be copied and compared together, because separate copies would not share the object.
 Stored copies name functions of this module, such as `_make_tensor`: renaming the module or one of these functions
 makes stored copies unreadable.
 """
@@ -21,7 +21,8 @@ from rearview.state.code_lookup import importable
 from rearview.state.memory_blocks import GcPaused, bytes_of
 
 MOST_OBJECTS = 500_000
-"""Most objects that are searched for sharing between variables; if there are more, all variables form one group."""
+"""Most objects in which `sharing_groups` searches for shared objects; if there are more, all variables form one
+group."""
 EVERYTHING = frozenset(
     {"globals", "locals", "vars", "eval", "exec", "get_ipython", "gc", "setattr"}
 )
@@ -33,27 +34,29 @@ BY_REFERENCE = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType,
 
 @dataclass(frozen=True, slots=True)
 class Serialized:
-    """Variables as bytes: a pickle, the large buffers outside the pickle, and a digest of all these bytes."""
+    """Copied variables, as a pickle, the large buffers outside the pickle, and a digest of all bytes."""
 
     data: bytes
     """The pickle."""
     buffers: list[pickle.PickleBuffer]
     digest: str
     notes: tuple[str, ...] = ()
-    """In words: what a copy made from these bytes lacks."""
+    """Phrases: what variables loaded from these bytes lack."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the pickle and the buffers."""
+        """Size in bytes of the pickle and the buffers."""
         return len(self.data) + sum(buffer.raw().nbytes for buffer in self.buffers)
 
 
 _TEXT, _DTYPE, _SLICE = "=", "#", ":"
-"""First characters of the ids that stand for a text, a NumPy dtype or a slice in a pickle; no name begins with them."""
+"""First characters of the persistent ids that a pickle stores for a text, a NumPy dtype or a slice. No stored name of
+an object begins with one of these characters.
+"""
 
 
 class _Never:
-    """A class without instances, for `isinstance` if a library is not loaded."""
+    """A class without instances: the second argument of `isinstance` if a library is not loaded."""
 
 
 def _is_plain(dtype: Any) -> bool:
@@ -62,7 +65,7 @@ def _is_plain(dtype: Any) -> bool:
 
 
 def object_of(pid: str, find: Callable[[str], Any]) -> Any:
-    """Return the object that the id `pid` in a pickle stands for; `find` returns the object with a stored name."""
+    """Return the object for a persistent id in a pickle; `find` returns the object with a stored name."""
     if pid.startswith(_TEXT):
         return pid[1:]
     if pid.startswith(_DTYPE):
@@ -75,7 +78,7 @@ def object_of(pid: str, find: Callable[[str], Any]) -> Any:
 
 
 def _slice_id(obj: slice) -> str | None:
-    """Return the id that stands for a slice of whole numbers in a pickle, or None for any other slice."""
+    """Return the persistent id that a pickle stores for a slice of ints, or None for any other slice."""
     parts = (obj.start, obj.stop, obj.step)
     if any(part is not None and type(part) is not int for part in parts):
         return None
@@ -90,11 +93,11 @@ def serialize(
     rebuild: Callable[[Any], Any] = lambda _: None,
     owned: bool = False,
 ) -> Serialized:
-    """Return variables as bytes; raise if an object in them cannot be copied.
+    """Return the variables in `content` (name -> value) as bytes; raise an exception if an object cannot be copied.
 
     Views of one array stay views of one array. `by_name` returns the name to store in place of an object, or None to
-    copy the object. `refuse` returns why an object cannot be copied, or an empty text. `rebuild` returns how to
-    rebuild an object, as `__reduce_ex__` does, or None.
+    copy the object. `refuse` returns why an object must not be copied, or an empty text. `rebuild` returns how to
+    rebuild an object, as `__reduce_ex__` does, or None for the usual pickling.
 
     With `owned`, equal content has equal digests, even if the content was itself loaded from a copy: equal texts, dtypes
     and slices become one object. Loaded arrays and tensors own their memory, as the originals do. A tensor with an
@@ -105,7 +108,7 @@ def serialize(
     import xxhash
 
     buffers: list[pickle.PickleBuffer] = []
-    memory: dict[int, Any] = {}  # by address: the array, tensor or storage that uses the memory
+    memory: dict[int, Any] = {}  # address -> array, tensor or storage that uses this memory
     notes: list[str] = []
 
     texts: dict[str, str] = {}
@@ -116,8 +119,8 @@ def serialize(
     class GroupPickler(cloudpickle.Pickler):  # type: ignore[misc]
         def persistent_id(self, obj: Any) -> str | None:
             if owned:
-                # whether equal texts, dtypes or slices are one object depends on how the program made them, not on
-                # their content: store each value once
+                # equal texts, dtypes or slices may be one object or several, depending on how the program made these:
+                # store each value once, so that the bytes depend on the content only
                 if type(obj) is str:
                     return texts.get(obj) or texts.setdefault(obj, _TEXT + obj)
                 if isinstance(obj, dtype_type) and _is_plain(obj):
@@ -150,9 +153,9 @@ def serialize(
 
 
 def _as_loaded(obj: Any) -> Any:
-    """Return how to rebuild an object whose own pickle changes once the object is loaded; None for other objects."""
+    """Return how to rebuild an object whose loaded copy would pickle to other bytes, or None for any other object."""
     if type(obj).__module__ == "sklearn.utils._bunch" and isinstance(obj, dict):
-        return type(obj), (), None, None, iter(obj.items())  # the items are the whole state
+        return type(obj), (), None, None, iter(obj.items())  # items are the whole state
     numpy = sys.modules.get("numpy")
     if numpy is not None and type(obj) is numpy.ma.MaskedArray and not obj.dtype.hasobject:
         function, args, state = obj.__reduce__()
@@ -164,7 +167,7 @@ def _as_loaded(obj: Any) -> Any:
 
 
 def _view_of(obj: Any) -> Any:
-    """Return how to rebuild a NumPy view on the copy of its base array, or None for an object that is no view."""
+    """Return how to rebuild a NumPy view as a view of the copy of its base array, or None for any other object."""
     numpy = sys.modules.get("numpy")
     if numpy is None or type(obj) is not numpy.ndarray or obj.base is None or obj.dtype.hasobject:
         return None
@@ -180,7 +183,7 @@ def _view_of(obj: Any) -> Any:
 
 
 def _check_memory(obj: Any, memory: dict[int, Any]) -> None:
-    """Raise TypeError if an array shares memory with a tensor: the copies would not share memory."""
+    """Raise TypeError if an array shares memory with a tensor in `memory`: the copies would not share memory."""
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(obj, numpy.ndarray) and obj.size:
         address = int(obj.__array_interface__["data"][0])
@@ -189,7 +192,7 @@ def _check_memory(obj: Any, memory: dict[int, Any]) -> None:
 
 
 def _as_owned(obj: Any) -> Any:
-    """Return how to rebuild a contiguous array with its own memory, or None for any other object."""
+    """Return how to rebuild a contiguous array so that it owns its memory, or None for any other object."""
     numpy = sys.modules.get("numpy")
     if numpy is None or type(obj) is not numpy.ndarray:
         return None
@@ -201,7 +204,7 @@ def _as_owned(obj: Any) -> Any:
     writeable = bool(flags.writeable)
     fields = obj.dtype.fields or {}
     if fields and sum(each[0].itemsize for each in fields.values()) < obj.dtype.itemsize:
-        # bytes between the fields are not initialised, so their values must not be stored
+        # bytes between the fields have arbitrary values, which must not be stored
         clean = numpy.zeros(obj.shape, obj.dtype, order="C" if flags.c_contiguous else "F")
         for name in fields:
             clean[name] = obj[name]
@@ -242,7 +245,7 @@ def _make_view(root: Any, shape: Any, dtype: Any, offset: int, strides: Any) -> 
 
 
 class _StorageBytes:
-    """The memory that tensors share, for pickle; when loaded, it becomes the storage of all these tensors."""
+    """The memory that tensors share, in a form for pickle; loading it returns the common storage of these tensors."""
 
     def __init__(self, storage: Any, *, owned: bool) -> None:
         self._storage = storage
@@ -264,9 +267,10 @@ def _make_storage(data: Any, owned: bool) -> Any:
 
 
 def _tensor_parts(obj: Any, memory: dict[int, Any], notes: list[str], *, owned: bool) -> Any:
-    """Return how to rebuild a plain tensor on the copy of its storage, or None for any other object.
+    """Return how to rebuild a plain tensor so that it uses the copy of its storage, or None for any other object.
 
-    Raise TypeError for a tensor that is not plain and shares memory with another: the copies would not share memory.
+    Raise TypeError for a tensor that is not plain and shares memory with another tensor, because the copies would not
+    share memory. With `owned`, also raise TypeError for a tensor with an autograd graph.
     """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(obj, torch.Tensor):
@@ -312,9 +316,9 @@ def _set_attributes(obj: Any, attributes: Mapping[str, Any]) -> None:
 
 
 def reachable(source: str, variables: Mapping[str, Any]) -> set[str] | None:
-    """Return the variables that the code of a cell can reach by name; None if it may reach any variable.
+    """Return the names in `variables` that the code of a cell can reach, or None if the code may reach any variable.
 
-    If the code names a function, it reaches the variables that the function names, and so on.
+    If the code names a function, the code also reaches the variables that the function names, and so on.
     """
     try:
         names = {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
@@ -333,7 +337,7 @@ def reachable(source: str, variables: Mapping[str, Any]) -> set[str] | None:
 
 
 def codes_of(value: Any) -> Iterator[types.CodeType]:
-    """Yield the code of a function, or of the methods of a class of the notebook or of its instance."""
+    """Yield the code objects of a function, or of the methods if `value` is a class of the notebook or its instance."""
     if isinstance(value, types.MethodType):
         value = value.__func__
     functions: list[Any] = [value]
@@ -363,7 +367,7 @@ def _has_closure(value: Any) -> bool:
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
-    """Return the attributes of a function or class by name, with the defaults of a function.
+    """Return name -> attribute of a function or class; for a function, its defaults, too.
 
     >>> attributes_of(type("A", (), {"n": 1}))
     {'n': 1}
@@ -384,10 +388,10 @@ def sharing_groups(
     *,
     closures: bool = False,
 ) -> list[tuple[str, ...]]:
-    """Return the names of the variables in groups: variables that share a mutable object are in one group.
+    """Return groups of the names in `variables`: variables that share a mutable object are in one group.
 
-    `walked` holds, by name, the objects of variables that have not changed since an earlier call; the objects of all
-    other variables are added to it. With `closures`, objects in closures of functions are searched, too.
+    `walked` is a cache: name -> objects of a variable that has not changed since an earlier call. The objects of all
+    other variables are added to the cache. With `closures`, objects in closures of functions are searched, too.
     """
     owner: dict[int, str] = {}
     parent = {name: name for name in variables}
@@ -419,9 +423,9 @@ def sharing_groups(
 
 
 def _objects_of(value: Any, most: int, *, closures: bool) -> dict[int, Any]:
-    """Return the objects that a value leads to, by address, without objects that never change.
+    """Return address -> object, for each object to which a value leads, without immutable objects.
 
-    The memory of arrays and tensors is included: its negative address is a key. Stop after about `most` objects.
+    The memory of an array or tensor is included as negative address -> None. Stop after about `most` objects.
     """
     objects: dict[int, Any] = {}
     todo = [value]
@@ -465,5 +469,5 @@ def _memory_address(obj: Any) -> int:
         try:
             return int(obj.untyped_storage().data_ptr())
         except (NotImplementedError, RuntimeError):
-            return 0  # sparse, or on a device that has no addresses
+            return 0  # a sparse tensor, or a tensor on a device that has no addresses
     return 0

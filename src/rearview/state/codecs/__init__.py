@@ -1,1 +1,1 @@
-"""Codecs: how objects of each kind are walked, captured and restored in place."""
+"""Codecs: each finds references, captures, and restores objects of one kind, such as tensors, in place."""

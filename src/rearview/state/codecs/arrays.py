@@ -1,4 +1,7 @@
-"""Codec of NumPy arrays: captures the memory block of an array, which all views of the array share."""
+"""Codec of NumPy arrays: captures the memory block of an array, which all views of the array share.
+
+An *anchor* is an object that existed when the loop was entered (`object_walk`).
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,15 @@ def owns_memory(array: Any) -> bool:
 
 
 def form_of(array: Any) -> Any:
-    """Return the dtype, shape and strides of an array: if they are equal, one array can be copied into another."""
+    """Return (dtype, shape, strides) of an array; values can be copied between arrays for which these are equal."""
     return array.dtype.str, array.shape, array.strides
 
 
 def describe(array: Any, blocks: Blocks, anchor_number: int) -> tuple[Any, ...]:
-    """Return (block number, dtype, shape, strides, offset, writeable) of an array that holds no Python objects.
+    """Return (number of its memory block, dtype, shape, strides, offset in the block, writeable) of an array.
 
-    `anchor_number` is the number of the anchor that owns the memory, or -1. A new memory block is added to `blocks`.
+    The array must not hold Python objects. `anchor_number` is the number of the anchor that owns the memory, or -1. The
+    memory block is added to `blocks` if it is new.
     """
     address, nbytes, root = extent(array)
     block = blocks.index.get((address, nbytes)) if nbytes else None
@@ -41,7 +45,7 @@ def describe(array: Any, blocks: Blocks, anchor_number: int) -> tuple[Any, ...]:
 
 
 def array_on(memory: RestoredMemory, body: Sequence[Any]) -> Any:
-    """Return a new array on the memory block that `describe` returned."""
+    """Return a new array, given its description `body` from `describe`; the array uses the block in `memory`."""
     import numpy as np
 
     block, dtype, shape, strides, offset, writeable = body
@@ -53,7 +57,7 @@ def array_on(memory: RestoredMemory, body: Sequence[Any]) -> Any:
 
 
 def small_array(data: bytes, dtype: Any, shape: Any, strides: Any, writeable: bool) -> Any:
-    """Return a new array that owns its memory, with the bytes in `data`."""
+    """Return a new array that owns its memory and contains a copy of the bytes in `data`."""
     import numpy as np
 
     array = np.ndarray(shape, dtype, data, 0, strides).copy("K")
@@ -62,14 +66,14 @@ def small_array(data: bytes, dtype: Any, shape: Any, strides: Any, writeable: bo
 
 
 class ArrayKind(Kind):
-    """Codec of arrays that existed when the loop was entered."""
+    """Codec of NumPy arrays that existed when the loop was entered."""
 
     name = "array"
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the objects in the array, its attributes, and its class if that is local (`WalkRules.is_local`).
+        """Yield steps to the objects in the array, to its attributes, and to its class if it is local (`WalkRules`).
 
-        The object whose memory the array views is not yielded: a restored array may own its memory even if the
+        The object whose memory the array views is left out: a restored array may own its memory even if the
         captured array viewed the memory of another object, such as a tensor.
         """
         if rules.owners_of_views and obj.base is not None:
@@ -83,7 +87,7 @@ class ArrayKind(Kind):
             yield PathStep("<", "class", type(obj))
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return (form, memory or items, shape, attributes) of each array; of a constant array only the form."""
+        """Return (form, memory or items, shape, attributes) of each array; ("constant",) if `is_constant` is true."""
         return [self._read(obj, capturing) for obj in objs]
 
     @staticmethod
@@ -120,7 +124,7 @@ class ArrayKind(Kind):
         live = array_on(restoring.memory, body)
         has_same_address = obj.__array_interface__["data"][0] == live.__array_interface__["data"][0]
         if not has_same_address or obj.strides != live.strides or obj.dtype != live.dtype:
-            # another array uses the block, or this array has other memory: copy only the values
+            # another array uses the block, or this array uses other memory than in the run: copy only the values
             restoring.afterwards.append(lambda: _copy_values(obj, live))
         if obj.flags.writeable != body[5]:
             restoring.afterwards.append(lambda: obj.setflags(write=body[5]))
@@ -132,7 +136,7 @@ def is_constant(array: Any) -> bool:
         if array.flags.writeable:
             return False
         if array.base is None:
-            # the array owns its memory, so the program can set the flag again
+            # the array owns its memory, so the program can make the array writeable again
             return False
         base = array.base
         if not is_array(base):

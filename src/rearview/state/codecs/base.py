@@ -35,7 +35,7 @@ class PathStep(NamedTuple):
     """A step of the walk from an object to an object that it refers to; messages show `style` and `key`."""
 
     style: str
-    """`.` for an attribute, `[` an item, `{` a key or element of a set, `<` any other reference."""
+    """`.` for an attribute, `[` for an item, `{` for a key or an element of a set, `<` for any other reference."""
     key: object
     child: object
     """The object that the step leads to."""
@@ -45,18 +45,18 @@ class Kind:
     """A codec: walks, captures and restores anchors of one kind. This base class captures nothing."""
 
     name = "ref"
-    """Name of the kind in skeletons."""
+    """Name of the codec in skeletons."""
     restored_last = False
-    """Whether objects of this kind hash other objects, and are therefore restored after all other kinds."""
+    """Whether these objects hash other objects, and are therefore restored after the objects of all other codecs."""
     unordered = False
-    """Whether children may come in another order in the next process: the walk enters these objects last."""
+    """Whether `children` may have another order in the next process; the walk therefore enters these objects last."""
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
         """Yield a step to each object that `obj` refers to, in an order that is equal in every process."""
         return ()
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any] | None:
-        """Return the content of each object, which refers to other objects; None if the kind has no content."""
+        """Return the content of each object, which may refer to other objects, or None if nothing is captured."""
         return None
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
@@ -67,7 +67,7 @@ class Kind:
         )
 
     def label(self, obj: Any) -> str:
-        """Return the text for the object in a signature; only names in parentheses may differ in a replay."""
+        """Return the label of an anchor, which must be equal in a replay, except for names in parentheses."""
         return type_name(type(obj))
 
 
@@ -83,16 +83,17 @@ class WalkRules:
         self.project = project
         """Returns True for a module, or the name of a module, that belongs to the project."""
         self.is_atom = is_atom
-        """Returns True if objects of a type are immutable values; the second argument contains examples."""
+        """Returns True if objects of a type are immutable values; the second argument contains objects of the type."""
         self.loop_modules = loop_modules
         """Modules of libraries whose training loops are watched."""
         self.recorded_names: Sequence[str] | None = None
-        """In a replay, for the object that is being walked: names of the closure variables of a function, functions
-        of a class or local variables of a generator that the run recorded; None: walk all of them."""
+        """In a replay, while the walk enters a function, class or generator: the names of those closure variables,
+        functions or local variables to enter, which are the recorded ones. None: enter all of them.
+        """
         self.owners_of_views = False
         """Whether the walk enters objects whose memory an array views, as earlier versions of Rearview did."""
         self._local: dict[type, bool] = {}
-        """Answers of `is_local`."""
+        """Class -> what `is_local` returned for the class."""
 
     def is_local(self, cls: type) -> bool:
         """Return True if a class belongs to the project, or cannot be imported by its name."""
@@ -103,7 +104,7 @@ class WalkRules:
         return local
 
     def all_values(self, items: Collection[object], levels: int | None = None) -> bool:
-        """Return True if all items are immutable values; fast: no Python call per item.
+        """Return True if all items are immutable values. This is fast, because no Python function is called per item.
 
         With `levels`, a tuple nested deeper than this number counts as mutable: a caller that calls this method for
         each nested tuple then looks at no item more than `levels` times.
@@ -157,13 +158,13 @@ class Capturing(Protocol):
 
     @property
     def plain_tensor(self) -> Any:
-        """A function that reads a plain tensor fast (see `tensors.plain_reader`)."""
+        """The function that `tensors.plain_reader` returns: it reads plain tensors fast."""
 
     def report_missing(self, obj: object, reason: str) -> None:
         """Add `obj` to the missing parts of the state, with the reason why it cannot be captured."""
 
     def belongs_to_running_function(self, function: str, name: str, cell: types.CellType) -> bool:
-        """Return True if a closure variable may belong to a function on the stack."""
+        """Return True if `cell`, the closure variable `name` of `function`, may belong to a call that still runs."""
 
 
 class Restoring(Protocol):
@@ -190,7 +191,7 @@ def type_name(cls: type) -> str:
 
 
 REF = Kind()
-"""Codec of objects that are captured as references: a restore leaves them as the set-up made them."""
+"""Codec of objects that are captured as references: a restore leaves each object as the set-up code made it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +209,7 @@ class Layout:
     has_dict: bool
     slots: tuple[types.MemberDescriptorType, ...]
     hidden: bool
-    """Whether instances have memory in addition to that of `base` which only C code can read."""
+    """Whether instances have, in addition to the memory of `base`, memory that only C code can read."""
 
     @property
     def plain(self) -> bool:
@@ -270,11 +271,13 @@ NAMES = (
     "fill_loader",
     "lost",
 )
-"""Names of the builders. Skeletons number these first, then the anchors: a change makes old skeletons unreadable."""
+"""Names of the builders. In skeletons, the builders have the first numbers, in this order, and the anchors the
+following numbers. Changing the list makes old skeletons unreadable.
+"""
 
 
 class Builder:
-    """Stands for a builder while a state is pickled: pickle requires a callable there."""
+    """Takes the place of a builder while a state is pickled, because pickle requires a callable there."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -291,7 +294,7 @@ BUILDERS = {name: Builder(name) for name in NAMES}
 def prelude(count: int) -> bytes:
     """Return the pickle opcodes that put `count` persistent objects (builders, then anchors) into the memo.
 
-    `capture` fills the memo of its pickler in this order too, so that equal numbers mean equal objects.
+    `capture` fills the memo of its pickler in the same order, so that a number means the same object in both.
     """
     loads = (b"J" + number.to_bytes(4, "little") + b"Q\x940" for number in range(count))
     return b"\x80\x05" + b"".join(loads)

@@ -1,8 +1,8 @@
 """Codecs of builtin containers: dict, list, set, deque and so on, with the order of their items.
 
-A restore keeps the running iterators over a container intact. The iteration order of a set depends on how the set
-was filled: a *recipe* is a list or tuple of the elements from which `build_set` builds a set with a given order, and
-`set_recipe` finds one.
+An *anchor* is an object that existed when the loop was entered (`object_walk`). A restore keeps the running iterators
+over a container intact. The iteration order of a set depends on how the set was filled. A *recipe* is a list or tuple
+of the elements from which `build_set` builds a set with a given order; `set_recipe` finds a recipe for a set.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from rearview.state.codecs.base import Capturing, Kind, PathStep, Restoring, Wal
 from rearview.state.memory_blocks import is_tensor
 
 _STARTS = 60
-"""Most orders of insertion from which `recipe_for` starts."""
+"""Most orders of insertion with which `recipe_for` starts a search."""
 _REPAIRS = 40
-"""Most changes of each of these orders."""
+"""Most changes that `recipe_for` makes to each of these orders of insertion."""
 _LONG = 200
-"""Elements above which a set is long, and fewer orders are tried; also the most recipes that are kept."""
+"""For a set with more elements than this number, fewer orders are tried. Also the most recipes that are kept in
+memory."""
 _ATOMS = (str, int, float, bytes, bool, type(None))
 
 
 def has_stable_hash(key: Any) -> bool:
-    """Return True if the hash of a key stays when a restore changes the objects that the key refers to."""
+    """Return True if the hash of a key stays the same when a restore changes the objects that the key refers to."""
     cls = type(key)
     by_identity = getattr(cls, "__hash__") is getattr(object, "__hash__")  # noqa: B009
     if cls in _ATOMS or by_identity or is_tensor(key):
@@ -38,7 +39,7 @@ def has_stable_hash(key: Any) -> bool:
 def build_set(recipe: Sequence[Any]) -> set[Any]:
     """Return the set with the elements of a recipe, inserted in order; if the recipe is a tuple, a copy of this set.
 
-    A copy may have a smaller hash table, and so another order.
+    A copy may have a smaller hash table, and therefore another iteration order.
     """
     if isinstance(recipe, list):
         return set(recipe)
@@ -91,7 +92,10 @@ def _repair(
 
 
 def set_recipe(obj: Any, items: list[Any], capturing: Capturing) -> Sequence[Any]:
-    """Return a recipe for a set with the elements `items`; report the set if its order cannot be reproduced."""
+    """Return a recipe for the set `obj`, whose elements in iteration order are `items`.
+
+    If no recipe is found, report the set as missing, and return `items`, which builds a set in another order.
+    """
     if len(items) < 2 or not capturing.anchors.rules.all_values(items) or list(set(items)) == items:
         return items
     recipes = capturing.anchors.recipes
@@ -116,7 +120,7 @@ def fill_set(obj: Any, recipe: Sequence[Any]) -> None:
 
 
 _LOWEST_ADDRESS = 1 << 24
-"""Numbers below this are not taken for the `id` of an object."""
+"""Numbers below this number are never regarded as the `id` of an object."""
 
 
 def fill_dict(live: dict[Any, Any], content: Mapping[Any, Any], base: type = dict) -> None:
@@ -148,7 +152,7 @@ class DictKind(Kind):
     base: type = dict
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the values by key, then the keys that are not plain values."""
+        """Yield a step to each value, then to each key; skip the values, or keys, if all are immutable."""
         values = self.base.values(obj)  # type: ignore[attr-defined]
         if not rules.all_values(values):
             yield from steps("[", self.base.items(obj))  # type: ignore[attr-defined]
@@ -158,18 +162,18 @@ class DictKind(Kind):
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
         """Return the items of each dict, as a plain dict."""
-        # most dicts are empty: a torch module has a dozen of these
+        # most dicts are empty: a torch module has a dozen empty dicts
         length: Any = self.base.__len__  # type: ignore[attr-defined]
         items: Any = self.base.items  # type: ignore[attr-defined]
         return [plain_copy(dict(items(o)), capturing) if length(o) else {} for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Set the items, in order."""
+        """Set the recorded items, in the recorded order."""
         fill_dict(obj, content, self.base)
 
 
 class ObjectId:
-    """Stands for the `id` of an object in a captured content: in the next process the object has another `id`."""
+    """Takes the place of the `id` of `target` in a captured content: the next process gives `target` another `id`."""
 
     __slots__ = ("target",)
 
@@ -178,13 +182,13 @@ class ObjectId:
 
 
 def plain_copy(copy: dict[Any, Any], capturing: Capturing) -> dict[Any, Any]:
-    """Return `copy`, the copy of a dict, with an `ObjectId` for each key that is the `id` of an anchor."""
+    """Return `copy`, the copy of a dict, with an `ObjectId` in place of each key that is the `id` of an anchor."""
     keys = with_marked_keys(copy, capturing) if copy else None
     return copy if keys is None else dict(zip(keys, copy.values(), strict=True))
 
 
 def with_marked_keys(keys: Any, capturing: Capturing) -> list[Any] | None:
-    """Return the keys with an `ObjectId` for each key that is the `id` of an anchor; None if there is no such key.
+    """Return `keys` with an `ObjectId` in place of each key that is the `id` of an anchor; None if no key is an `id`.
 
     Keras keeps the `id` of each of its variables in a set, and many programs use the `id` of a parameter as a key.
     """
@@ -198,7 +202,7 @@ def with_marked_keys(keys: Any, capturing: Capturing) -> list[Any] | None:
 
 
 class PlainDictKind(DictKind):
-    """Codec of dicts whose class is `dict` itself, which one call copies."""
+    """Codec of dicts whose class is `dict` itself: one call of `dict.copy` copies such a dict."""
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
         """Return a copy of each dict."""
@@ -206,7 +210,7 @@ class PlainDictKind(DictKind):
 
 
 class OrderedDictKind(DictKind):
-    """Codec of OrderedDicts, which only their own methods may change: they store the order of the keys a second time."""
+    """Codec of OrderedDicts. Only methods of OrderedDict may change one, because these also keep the order of keys."""
 
     base = OrderedDict
 
@@ -218,16 +222,16 @@ class DefaultDictKind(DictKind):
     base = defaultdict
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the items and the `default_factory`."""
+        """Yield the steps to the items, then a step to the `default_factory`."""
         yield from super().children(obj, rules)
         yield PathStep(".", "default_factory", obj.default_factory)
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return the items and the `default_factory` of each defaultdict."""
+        """Return (items, `default_factory`) of each defaultdict."""
         return [(plain_copy(dict(o), capturing), o.default_factory) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Set the items and the `default_factory`."""
+        """Set the recorded items and the recorded `default_factory`."""
         fill_dict(obj, content[0], dict)
         obj.default_factory = content[1]
 
@@ -238,7 +242,7 @@ class ListKind(Kind):
     name = "list"
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the items."""
+        """Yield a step to each item; no step if all items are immutable values."""
         return () if rules.all_values(obj) else steps("[", enumerate(list.copy(obj)))
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
@@ -251,12 +255,12 @@ class ListKind(Kind):
 
 
 class DequeKind(Kind):
-    """Codec of deques: the items. The maximal length cannot change, so it is no state."""
+    """Codec of deques: the items. The maximal length of a deque cannot change, so it is not captured."""
 
     name = "deque"
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the items."""
+        """Yield a step to each item; no step if all items are immutable values."""
         return () if rules.all_values(obj) else steps("[", enumerate(list(obj)))
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
@@ -264,7 +268,7 @@ class DequeKind(Kind):
         return [list(o) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Replace the items."""
+        """Replace the items by the recorded items."""
         if len(obj) == len(content) and all(a is b for a, b in zip(obj, content, strict=True)):
             return
         deque.clear(obj)
@@ -272,18 +276,18 @@ class DequeKind(Kind):
 
 
 class SetKind(Kind):
-    """Codec of sets. A set of elements whose hashes are equal in every process is restored with its iteration order."""
+    """Codec of sets. The iteration order is restored, too, if the hash of each element is the same in every process."""
 
     name = "set"
     restored_last = True
     unordered = True
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the elements."""
+        """Yield a step to each element; no step if all elements are immutable values."""
         return () if rules.all_values(obj) else steps("{", ((None, item) for item in list(obj)))
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return a recipe for each set, or (`SAME`, elements) for a set that is as the set-up filled it."""
+        """Return a recipe for each set; (`SAME`, elements) for a set unchanged since the loop was entered."""
         # most sets are empty: every torch module has one
         return [self._read(obj, capturing) if set.__len__(obj) else [] for obj in objs]
 
@@ -294,12 +298,12 @@ class SetKind(Kind):
         if marked is not None:
             return marked
         if capturing.anchors.set_orders.get(id(obj)) == items:
-            # the set has not changed since the set-up, and the set-up of a replay fills it in the same order
+            # the set has not changed since the loop was entered: the set-up code of a replay fills it in the same order
             return SAME, items
         return set_recipe(obj, items, capturing)
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Replace the elements."""
+        """Replace the elements by the recorded elements."""
         if isinstance(content, tuple) and content and content[0] == SAME:
             if set(content[1]) == obj and all(map(has_stable_hash, content[1])):
                 return
@@ -308,7 +312,7 @@ class SetKind(Kind):
 
 
 SAME = "<as set up>"
-"""First item of the content of a set that has not changed since the set-up."""
+"""First item of the content of a set that has not changed since the loop was entered."""
 
 
 class BytesKind(Kind):
@@ -321,7 +325,7 @@ class BytesKind(Kind):
         return [bytes(o) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Replace the bytes."""
+        """Replace the bytes by the recorded bytes."""
         obj[:] = content
 
 
@@ -331,47 +335,47 @@ class TypedArrayKind(Kind):
     name = "typed array"
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return the type code and the bytes of each array."""
+        """Return (type code, bytes) of each array."""
         return [(o.typecode, o.tobytes()) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Replace the numbers."""
+        """Replace the numbers by the recorded numbers."""
         obj[:] = array.array(content[0], content[1])
 
 
 class WeakDictKind(Kind):
-    """Codec of WeakKeyDictionary and WeakValueDictionary: the pairs whose objects exist."""
+    """Codec of WeakKeyDictionary and WeakValueDictionary: the pairs whose weakly referenced objects still exist."""
 
     name = "weak dict"
     restored_last = True
     unordered = True
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the values, then the keys."""
+        """Yield a step to each value, then to each key."""
         pairs = list(obj.items())
         yield from steps("[", pairs)
         yield from steps("{", ((None, key) for key, _ in pairs))
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return the pairs of each dictionary."""
+        """Return the (key, value) pairs of each dictionary."""
         return [list(o.items()) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Set the pairs. Python then removes each pair whose object has no other reference, as in the run."""
+        """Set the pairs. As in the run, Python then removes each pair whose weak object has no other reference."""
         obj.clear()
         for key, value in content:
             obj[key] = value
 
 
 class WeakSetKind(Kind):
-    """Codec of WeakSets: the elements that exist."""
+    """Codec of WeakSets: the elements that still exist."""
 
     name = "weak set"
     restored_last = True
     unordered = True
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the elements."""
+        """Yield a step to each element."""
         return steps("{", ((None, item) for item in list(obj)))
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
@@ -379,24 +383,24 @@ class WeakSetKind(Kind):
         return [list(o) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Replace the elements."""
+        """Replace the elements by the recorded elements."""
         obj.clear()
         obj.update(content)
 
 
 class ProxyKind(Kind):
-    """Codec of read-only views (`types.MappingProxyType`): captured as references; the walk enters their values."""
+    """Codec of read-only views of dicts (`types.MappingProxyType`): references; the walk enters the values."""
 
     name = "proxy"
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the values: Python gives no access to the mapping itself."""
+        """Yield a step to each value, because Python gives no access to the dict itself."""
         return steps("[", dict(obj).items())
 
 
 PROXY = ProxyKind()
 READ_ONLY = "read-only"
-"""Name in a skeleton for a read-only view of a mapping that the loop created."""
+"""Name by which a skeleton marks a read-only view of a mapping, if the loop created the view."""
 CONTAINERS: dict[type, Kind] = {
     list: ListKind(),
     dict: DictKind(),

@@ -1,8 +1,11 @@
 """Codec of the iterators of torch data loaders: on restore, the sampler repeats its recorded draws.
 
+A *draw* is one call by which an iterator takes the next index, or batch of indices, from its sampler. A restore creates
+the sampler's iterator in its first random state, and repeats the recorded number of draws.
+
 An iterator with worker processes has a part of its state in these processes. A restore starts such an iterator
-again, in the random state in which it was started first, and takes and drops the items that the program had taken:
-slow, but exact.
+again, in the random state in which it was started first. Then the restore takes and drops as many items as the
+program had taken, which is slow, but exact.
 """
 
 from __future__ import annotations
@@ -17,9 +20,10 @@ from rearview.state.codecs.base import Capturing, Kind, PathStep, Restoring, Wal
 from rearview.state.codecs.rng import read_random_state, write_random_state
 
 FIRST = "_rearview_first"
-"""Attribute of a loader's iterator: (random state before the sampler's first draw, generator states, draws)."""
+"""Attribute of a loader's iterator: (random state before the first draw, states of torch generators, number of
+draws)."""
 BEGUN = "_rearview_begun"
-"""Attribute of an iterator with workers: (loader, random state before its creation, generator states)."""
+"""Attribute of an iterator with workers: (loader, random state before its creation, states of torch generators)."""
 WORKERS = "workers"
 """First item of the recorded state of an iterator with workers."""
 
@@ -31,12 +35,12 @@ def is_loader_iterator(obj: object) -> bool:
 
 
 class LoaderKind(Kind):
-    """Codec of iterators of torch DataLoaders; `restore` calls `draw` when the samplers are restored."""
+    """Codec of iterators of torch DataLoaders. After restoring the samplers, `restore` calls `draw`."""
 
     name = "loader"
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the attributes, except the sampler's iterator."""
+        """Yield a step to each attribute that `attributes` returns."""
         return steps(".", attributes(obj).items())
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
@@ -44,7 +48,7 @@ class LoaderKind(Kind):
         return [loader_state(o, capturing) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Set the attributes, and register the iterator in `restoring.loaders`, for `draw`."""
+        """Set the attributes, and append the iterator to `restoring.loaders`: `restore` calls `draw` for it later."""
         if content is not None:
             if not _with_workers(content[1]):
                 vars(obj).update(content[0])
@@ -55,18 +59,21 @@ LOADER = LoaderKind()
 
 
 def attributes(obj: Any) -> dict[str, Any]:
-    """Return the attributes of a loader's iterator, without the iterator of its sampler."""
+    """Return the attributes of a loader's iterator that are captured: all but the sampler's iterator and `FIRST`.
+
+    For an iterator with workers, only the data set and the sampler are returned.
+    """
     if getattr(obj, "_num_workers", 0):
         return {k: v for k, v in vars(obj).items() if k in {"_dataset", "_index_sampler"}}
     return {k: v for k, v in vars(obj).items() if k not in {"_sampler_iter", FIRST}}
 
 
 def loader_state(obj: Any, capturing: Capturing) -> tuple[dict[str, Any], Any] | None:
-    """Return the attributes of a loader's iterator, and the draws of its sampler.
+    """Return (attributes, draws) of a loader's iterator; report an iterator that cannot be restored, and return None.
 
-    The draws are (random state before the first draw, generator states, number of draws); None before the first draw.
-    For an iterator with workers: (WORKERS, items taken, seed, loader, random state, generator states). Report an
-    iterator that cannot be restored, and return None for it.
+    The draws are (random state before the first draw, states of torch generators, number of draws), or None if there
+    was no draw yet. For an iterator with workers, they are (WORKERS, items taken, seed, loader, random state, states of
+    torch generators).
     """
     if getattr(obj, "_num_workers", 0):
         beginning = vars(obj).get(BEGUN)
@@ -88,7 +95,7 @@ def loader_state(obj: Any, capturing: Capturing) -> tuple[dict[str, Any], Any] |
 
 
 def draw(obj: Any, draws: Any) -> None:
-    """Let the sampler of a loader's iterator repeat its recorded draws (see `loader_state`)."""
+    """Repeat the recorded draws of a loader's iterator (see `loader_state`), so that it continues as in the run."""
     if _with_workers(draws):
         _start_again(obj, draws)
         return
@@ -107,7 +114,7 @@ def draw(obj: Any, draws: Any) -> None:
 
 
 def hand_over(old: Any, new: Any, draws: Any) -> None:
-    """Give the sampler or workers of `old`, which the first restore pass built, to `new`, which the second pass built."""
+    """Move the sampler's iterator, or the workers, from `old` to `new`, the same iterator restored a second time."""
     if _with_workers(draws):
         if new is not old:
             from torch.utils.data._utils import signal_handling
@@ -127,7 +134,7 @@ def _with_workers(draws: Any) -> bool:
 
 
 def _start_again(obj: Any, recorded: tuple[Any, ...]) -> None:
-    """Start an iterator with workers in its recorded random state, and take as many items as recorded."""
+    """Start an iterator with workers in its recorded random state, and take as many items as the program had taken."""
     _, count, seed, loader, rng, generator_states = recorded
     if hasattr(obj, "_num_yielded") and (obj._base_seed != seed or obj._num_yielded > count):
         obj._shutdown_workers()
@@ -148,7 +155,7 @@ def _start_again(obj: Any, recorded: tuple[Any, ...]) -> None:
 
 
 def _generators_of_loader(loader: Any) -> list[Any]:
-    """Return the torch generators that a loader and its sampler draw from."""
+    """Return the torch generators from which a loader and its sampler take random numbers."""
     generators = generators_of(loader)
     loader_generator = getattr(loader, "generator", None)
     return (
@@ -166,7 +173,7 @@ def _tensor(state: bytes) -> Any:
 
 
 def generators_of(obj: Any) -> list[Any]:
-    """Return the torch generators that a loader's sampler draws from."""
+    """Return the torch generators from which the sampler of a loader or iterator takes random numbers."""
     generators: list[Any] = []
     todo = [obj._index_sampler]
     while todo:
@@ -181,7 +188,7 @@ def generators_of(obj: Any) -> list[Any]:
 
 
 def watch_loaders(module: types.ModuleType) -> None:
-    """Patch torch so that each iterator of a loader stores the random state before its sampler's first draw."""
+    """Patch torch so that each loader's iterator stores the random state before its first draw, and counts draws."""
     base = module._BaseDataLoaderIter
     real = base._next_index
     if hasattr(real, "watches"):

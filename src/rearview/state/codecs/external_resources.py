@@ -1,6 +1,7 @@
 """Codecs of open files, which are restored to their position, and of objects whose state is outside the process.
 
-Objects of the second sort (sockets, running threads, HDF5 files that are being written) are only reported as missing.
+Objects with state outside the process (sockets, running threads, HDF5 files that are being written) are only reported
+as missing.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from rearview.errors import StateError
 from rearview.state.codecs.base import Capturing, Kind, PathStep, Restoring, WalkRules
 
 UNKNOWN_POSITION = (None, None, None, None, None)
-"""State of an open file whose position is unknown, or is not needed, as that of a standard stream."""
+"""State of an open file whose position is unknown, or is not needed (such as that of `sys.stdout`)."""
 _UNTRANSFORMED = (io.BufferedWriter, io.BufferedRandom, io.BufferedReader, io.FileIO, io.BytesIO)
 
 
 class BufferKind(Kind):
-    """Codec of StringIO and BytesIO: the text or bytes, and the position."""
+    """Codec of StringIO and BytesIO: captures the text or bytes, and the position."""
 
     name = "buffer"
 
@@ -42,7 +43,7 @@ class BufferKind(Kind):
 
 
 class FileKind(Kind):
-    """Codec of open files: the position. The content of a file is not part of the state."""
+    """Codec of open files: captures the position. The content of a file is not part of the state."""
 
     name = "file"
 
@@ -51,7 +52,7 @@ class FileKind(Kind):
         return [file_state(o, capturing) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Move a file to its position, and truncate it there if it is open for writing; or close it."""
+        """Move the file to its position, and truncate it there if it is open for writing; close it if it was closed."""
         if content is None:
             obj.close()
         elif content[0] is not None:
@@ -64,7 +65,7 @@ class CsvWriterKind(Kind):
     name = "rows"
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the file."""
+        """Yield a step to the file."""
         for referent in gc.get_referents(obj):
             file = getattr(referent, "__self__", None)
             if isinstance(file, io.IOBase):
@@ -75,7 +76,11 @@ CSV_WRITER = CsvWriterKind()
 
 
 def file_state(file: Any, capturing: Capturing) -> tuple[Any, ...] | None:
-    """Return (position, path, mode, encoding, handling of encoding errors) of an open file; None for a closed file."""
+    """Return (position, path, mode, encoding, errors) of an open file, or None for a closed file.
+
+    `errors` is the way in which the file handles encoding errors. If the position is unknown, return
+    `UNKNOWN_POSITION`.
+    """
     if file.closed:
         return None
     if is_standard(file):
@@ -89,7 +94,7 @@ def file_state(file: Any, capturing: Capturing) -> tuple[Any, ...] | None:
             capturing.report_missing(file, "this file is being compressed while it is written")
             return UNKNOWN_POSITION
         if file.writable():
-            file.flush()  # the checkpoint stores the content on disk up to the position
+            file.flush()  # so that the file on disk holds the content up to the position
         position = file.tell()
     except (OSError, ValueError) as exc:
         capturing.report_missing(file, f"the position in this file is not known ({exc})")
@@ -133,7 +138,7 @@ def is_standard(file: object) -> bool:
 
 
 def seek(file: Any, position: int) -> None:
-    """Move a file to a position, and truncate it there if it is open for writing."""
+    """Move a file to `position`, and truncate the file there if it is open for writing."""
     if file.writable():
         file.flush()
         if "a" not in str(getattr(file, "mode", "")):
@@ -166,7 +171,7 @@ def reopen(state: Sequence[Any]) -> Any:
 
 
 def outside_reason(obj: Any) -> str:
-    """Return why an object with state outside the process cannot be captured."""
+    """Return in words why `obj`, an object with state outside the process, cannot be captured."""
     return f"the state of a {type(obj).__name__} is outside this process"
 
 
@@ -183,26 +188,26 @@ class OutsideKind(Kind):
 
 
 class Hdf5Kind(Kind):
-    """Codec of HDF5 files and the objects in them: inputs of the program if they are only read, else reported."""
+    """Codec of HDF5 files and of objects in such files: reported as missing if the file is open for writing."""
 
     name = "archive"
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any] | None:
-        """Report the files that are open for writing."""
+        """Report each object whose file is open for writing."""
         for obj in objs:
-            # a closed file is false, and has no attribute `file`
+            # a closed HDF5 file is false, and has no attribute `file`
             if obj and getattr(obj.file, "mode", "") != "r":
                 capturing.report_missing(obj, "this HDF5 file is being written")
         return None
 
 
 class ThreadKind(Kind):
-    """Codec of threads. A thread that runs code of the project may change the state at any time, and is reported."""
+    """Codec of threads: reports a running thread of the project, which may change the state at any time."""
 
     name = "thread"
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any] | None:
-        """Report the threads that are alive and run code of the project."""
+        """Report each thread that is alive and runs code of the project."""
         for obj in objs:
             target = getattr(obj, "_target", None) or type(obj).run
             module = getattr(target, "__module__", None) or type(obj).__module__

@@ -1,4 +1,8 @@
-"""Codecs of objects written in Python: instances, closure variables, functions and classes."""
+"""Codecs of objects written in Python: instances, closure variables, functions and classes.
+
+An *anchor* is an object that existed when the loop was entered (`object_walk`). The *walk* is the search that finds all
+anchors: it enters each object to which `children` yields a step.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,7 @@ COMPILER = (
     *("torch._dynamo", "torch._inductor", "torch._functorch", "torch._guards"),
     *("numba.core.dispatcher", "numba.core.registry", "numba.np.ufunc"),
 )
-"""Modules of compilers. Compiled code is a cache; the objects that were compiled are state."""
+"""Modules of compilers. Compiled code is not captured, but the objects that were compiled are."""
 
 
 def is_compiled(function: types.FunctionType) -> bool:
@@ -36,15 +40,16 @@ def is_compiled(function: types.FunctionType) -> bool:
 
 
 def is_ours(function: types.FunctionType) -> bool:
-    """Return True if a function is Rearview's replacement of another, such as `time.time`.
+    """Return True if `function` is one of Rearview's replacements for functions such as `time.time`.
 
-    The closure of a replacement is not state: a restore would replace the real clock in it by the replacement.
+    The closure of a replacement is not state: a restore would put the replacement in the place of the real function
+    there.
     """
     return function.__code__.co_filename.startswith(_OURS)
 
 
 class AttributedKind(Kind):
-    """Codec of instances of subclasses of a container: the items and the attributes."""
+    """Codec of instances of subclasses of a builtin container: captures the items and the attributes."""
 
     def __init__(self, inner: Kind, layout: Layout) -> None:
         self.inner = inner
@@ -54,7 +59,7 @@ class AttributedKind(Kind):
         self.unordered = inner.unordered
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the attributes, then the items."""
+        """Yield a step to each attribute, then to each item."""
         yield from self.attrs.children(obj, rules)
         yield from self.inner.children(obj, rules)
 
@@ -70,7 +75,7 @@ class AttributedKind(Kind):
 
 
 class ObjectKind(Kind):
-    """Codec of instances of Python classes: `__dict__` and slots, read without the pickling methods of the class.
+    """Codec of instances of Python classes: reads `__dict__` and slots without the pickling methods of the class.
 
     The `__getstate__` of a class may drop values that the class can build again later, but a replay that continues in
     the middle of a loop needs all attributes.
@@ -82,10 +87,10 @@ class ObjectKind(Kind):
         self.has_dict = layout.has_dict
         self.slots = layout.slots
         self.excluded = excluded
-        """Names of attributes that are not state, such as addresses and times; see `displays_and_trackers`."""
+        """Names of attributes that are not state, such as addresses and times (see `displays_and_trackers`)."""
 
     def whole(self) -> ObjectKind:
-        """Return this codec without excluded attributes, for a new instance, which needs all its attributes."""
+        """Return a codec that excludes no attributes, for an instance that a restore must create."""
         if not self.excluded:
             return self
         kind = copy.copy(self)
@@ -93,14 +98,14 @@ class ObjectKind(Kind):
         return kind
 
     def attributes(self, obj: Any) -> dict[str, Any]:
-        """Return a copy of the attributes that are state."""
+        """Return a copy of the attributes of `obj`, without the excluded ones."""
         if not self.excluded:
             copied: dict[str, Any] = obj.__dict__.copy()
             return copied
         return {k: v for k, v in obj.__dict__.items() if k not in self.excluded}
 
     def slot_values(self, obj: Any) -> dict[str, Any]:
-        """Return the values of the slots that are set."""
+        """Return slot name -> value, for the slots that are set."""
         values = {}
         for slot in self.slots:
             try:
@@ -110,7 +115,7 @@ class ObjectKind(Kind):
         return values
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the attributes, the slots, and the class if it is local (`WalkRules.is_local`)."""
+        """Yield steps to the attributes and slots, and to the class if it is local (`WalkRules.is_local`)."""
         if self.has_dict:
             attrs = self.attributes(obj) if self.excluded else obj.__dict__
             if not rules.all_values(attrs.values()):
@@ -121,7 +126,7 @@ class ObjectKind(Kind):
             yield PathStep("<", "class", type(obj))
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return the attributes of each instance: a dict, or (dict, slots) if the class has slots."""
+        """Return the attributes of each instance: a dict, or (dict, slot values) if the class has slots."""
         if not self.slots:
             return [self.attributes(o) for o in objs] if self.has_dict else [{} for _ in objs]
         if not self.has_dict:
@@ -149,12 +154,12 @@ class ObjectKind(Kind):
 
 
 class CompiledKind(Kind):
-    """Codec of modules that `torch.compile` returned: references; the walk enters the original module."""
+    """Codec of modules that `torch.compile` returned: captured as references; the walk enters the original module."""
 
     name = "compiled"
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the original module, from which the compiled module was made."""
+        """Yield a step to the original module, from which the compiled module was made."""
         return [PathStep(".", "_orig_mod", vars(obj)["_modules"]["_orig_mod"])]
 
 
@@ -162,24 +167,24 @@ COMPILED = CompiledKind()
 
 
 class CellKind(Kind):
-    """Codec of closure variables (cells), which functions share."""
+    """Codec of closure variables (cells), which several functions may share."""
 
     name = "cell"
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the value, if the variable is bound."""
+        """Yield a step to the value, if the variable is bound."""
         return [PathStep("<", "", value) for value in self.values(obj)]
 
     @staticmethod
     def values(cell: types.CellType) -> tuple[Any, ...]:
-        """Return (value,), or () if the variable is unbound."""
+        """Return (value,) of a closure variable, or () if the variable is unbound."""
         try:
             return (cell.cell_contents,)
         except ValueError:
             return ()
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return (value,) for each variable, or () if it is unbound."""
+        """Return (value,) for each closure variable, or () if the variable is unbound."""
         return [self.values(o) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
@@ -191,7 +196,7 @@ class CellKind(Kind):
 
 
 class FunctionKind(Kind):
-    """Codec of Python functions: closure, defaults and attributes are state, and the code is not.
+    """Codec of Python functions: captures the closure, defaults and attributes, and not the code.
 
     A probe inside a nested function may add closure variables. Therefore closure variables are captured by name, and
     the walk of a replay enters only recorded closure variables.
@@ -200,7 +205,7 @@ class FunctionKind(Kind):
     name = "function"
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the closure variables by name, then defaults and attributes of a project function."""
+        """Yield steps to the closure variables, and to defaults and attributes if the function is the project's."""
         if is_compiled(obj):
             inner = getattr(obj, "_torchdynamo_orig_callable", None)
             if inner is not None:
@@ -221,7 +226,7 @@ class FunctionKind(Kind):
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
         """Return (closure variables by name, own values) of each function.
 
-        The own values are (defaults, keyword defaults, attributes); None for a function outside the project.
+        The own values are (defaults, keyword defaults, attributes), or None for a function outside the project.
         """
         project = capturing.anchors.rules.project
         return [
@@ -237,7 +242,7 @@ class FunctionKind(Kind):
         ]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Set the defaults and attributes; the closure variables are anchors themselves."""
+        """Set the defaults and attributes; the closure variables are anchors, which are restored separately."""
         own_values = content[1]
         if own_values is None:
             return
@@ -250,13 +255,13 @@ class FunctionKind(Kind):
             fill_dict(vars(obj), attrs)
 
     def label(self, obj: Any) -> str:
-        """Return the name of the function, with its closure variables in parentheses."""
+        """Return the full name of the function, with the names of its closure variables in parentheses."""
         free = ",".join(obj.__code__.co_freevars)
         return f"function {obj.__module__}.{obj.__qualname__}({free})"
 
 
 class ClassKind(Kind):
-    """Codec of classes of the project: data attributes are state, and the walk enters the functions.
+    """Codec of classes of the project: captures data attributes; the walk also enters the functions.
 
     A probe may add a function to a class. Therefore the label of a class names its functions, and the walk of a replay
     enters only recorded functions.
@@ -264,7 +269,7 @@ class ClassKind(Kind):
 
     name = "class"
     _COMPILER = frozenset({"__annotate__", "__annotate_func__"})
-    """Functions that the interpreter creates for annotations."""
+    """Names of the functions that the interpreter creates for annotations."""
     _PROGRAM = (
         types.FunctionType,
         types.BuiltinFunctionType,
@@ -291,7 +296,7 @@ class ClassKind(Kind):
         }
 
     def functions(self, cls: type) -> dict[str, list[Any]]:
-        """Return by name the functions in the body of a class: one function, or the two or three of a property."""
+        """Return name -> functions of this name in the body of a class: one function, or up to three for a property."""
         by_name: dict[str, list[Any]] = {}
         for name, value in vars(cls).items():
             if isinstance(value, property):
@@ -305,12 +310,12 @@ class ClassKind(Kind):
         return by_name
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the data attributes, the functions, and the local base classes."""
+        """Yield a step to each data attribute, then what `functions_and_bases` yields."""
         yield from steps(".", self.data(obj).items())
         yield from self.functions_and_bases(obj, rules)
 
     def functions_and_bases(self, obj: type, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the functions and the local base classes."""
+        """Yield steps to the functions, and to base classes and the metaclass if these are local (`WalkRules`)."""
         recorded = rules.recorded_names
         for name, functions in self.functions(obj).items():
             if recorded is None or name in recorded:
@@ -324,7 +329,7 @@ class ClassKind(Kind):
         return [self.data(o) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Set the data attributes that differ, and remove data attributes that the recorded class lacked."""
+        """Set the data attributes that differ, and remove the data attributes that `content` lacks."""
         live = self.data(obj)
         for name in live.keys() - content.keys():
             type.__delattr__(obj, name)
@@ -338,7 +343,7 @@ class ClassKind(Kind):
 
 
 class EnumKind(ClassKind):
-    """Codec of enumerations of the project that have methods: attributes of the members are state.
+    """Codec of enumerations of the project that have methods: captures attributes that the program sets in members.
 
     The members themselves are immutable values.
     """
@@ -346,7 +351,7 @@ class EnumKind(ClassKind):
     name = "enum"
 
     def data(self, cls: type[enum.Enum]) -> dict[str, Any]:
-        """Return the attributes that the program has set in members of an enumeration, by name of the member."""
+        """Return member name -> attributes that the program has set in this member of an enumeration."""
         by_member = {}
         for name, member in cls.__members__.items():
             attributes = {k: v for k, v in vars(member).items() if not _is_of_enum(k)}
@@ -355,13 +360,13 @@ class EnumKind(ClassKind):
         return by_member
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the attributes of members, the functions, and the local base classes."""
+        """Yield a step to each attribute of a member, then what `functions_and_bases` yields."""
         for name, attributes in self.data(obj).items():
             yield from steps(".", ((f"{name}.{key}", value) for key, value in attributes.items()))
         yield from self.functions_and_bases(obj, rules)
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Set the attributes of the members."""
+        """Replace the attributes that the program has set in the members."""
         for name, member in obj.__members__.items():
             enum_attributes = {k: v for k, v in vars(member).items() if _is_of_enum(k)}
             fill_dict(vars(member), {**enum_attributes, **content.get(name, {})})

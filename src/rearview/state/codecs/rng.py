@@ -1,8 +1,8 @@
 """Codecs of random generators, and capture and restore of the global random state.
 
 `capture` and `restore` call `read_global` and `write_global`, which include the global modes of torch, such as
-autocast. `rearview.capture_random_state` and `rearview.restore_random_state` are for programs and callbacks that save
-their state themselves.
+autocast. `capture_random_state` and `restore_random_state`, which the package `rearview` exports, are for programs and
+callbacks that save checkpoints themselves.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class PythonRandomKind(Kind):
         return [o.getstate() for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Set the state."""
+        """Set the generator to the recorded state."""
         obj.setstate(content)
 
 
@@ -35,11 +35,11 @@ class BitGeneratorKind(Kind):
     name = "bit generator"
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return the state of each BitGenerator, and how many children its seed sequence has spawned."""
+        """Return (state, number of children that the seed sequence has spawned) of each BitGenerator."""
         return [(o.state, _spawned(o)) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Set the state, and spawn children up to the recorded number, which cannot be assigned."""
+        """Set the state, and spawn children up to the recorded number, because this number cannot be assigned."""
         obj.state = content[0]
         missing_count = content[1] - _spawned(obj)
         if missing_count > 0:
@@ -51,12 +51,12 @@ def _spawned(bit_generator: Any) -> int:
 
 
 class NumpyGeneratorKind(Kind):
-    """Codec of NumPy's Generators: a reference to the BitGenerator."""
+    """Codec of NumPy's Generators: captures a reference to the BitGenerator."""
 
     name = "numpy generator"
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the BitGenerator, which other Generators may share."""
+        """Yield a step to the BitGenerator, which other Generators may share."""
         return [PathStep(".", "bit_generator", obj.bit_generator)]
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
@@ -64,7 +64,7 @@ class NumpyGeneratorKind(Kind):
         return [o.bit_generator for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Do nothing: the BitGenerator is an anchor itself."""
+        """Do nothing: the BitGenerator is an anchor, which is restored separately."""
 
 
 class RandomStateKind(Kind):
@@ -77,7 +77,7 @@ class RandomStateKind(Kind):
         return [o.get_state(legacy=False) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Set the state."""
+        """Set the generator to the recorded state."""
         obj.set_state(content)
 
 
@@ -91,7 +91,7 @@ class TorchGeneratorKind(Kind):
         return [o.get_state().numpy().tobytes() for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Set the state."""
+        """Set the generator to the recorded state."""
         import torch
 
         obj.set_state(torch.frombuffer(bytearray(content), dtype=torch.uint8))
@@ -118,15 +118,15 @@ def random_kind(obj: object) -> Kind | None:
 def capture_random_state(generators: Iterable[Any] = ()) -> dict[str, Any]:
     """Return the random state of Python, NumPy, torch and its accelerators, and of `generators`.
 
-    This is for programs that save their state themselves. NumPy and torch are left out if the program has not
-    imported them; `generators` are torch generators, such as those of data loaders.
+    This function is for programs that save checkpoints themselves. NumPy and torch are left out if the program has not
+    imported these libraries. `generators` are torch generators, such as those of data loaders.
     """
     states = [generator.get_state().numpy().tobytes() for generator in generators]
     return {**read_random_state(unused_devices=True), "generators": states}
 
 
 def restore_random_state(state: dict[str, Any], generators: Iterable[Any] = ()) -> None:
-    """Set the random state that `capture_random_state` returned; `generators` as in that call."""
+    """Set the random generators to `state`, which `capture_random_state` returned; `generators` as in that call."""
     if "python" in state:
         state = _from_version_0(state)
     write_random_state(state)
@@ -151,7 +151,7 @@ def _from_version_0(state: dict[str, Any]) -> dict[str, Any]:
 def read_random_state(*, unused_devices: bool = False) -> dict[str, Any]:
     """Return the state of every global random generator of Python and of the libraries that are loaded.
 
-    With `unused_devices`, accelerators that the program has not used are included, which starts them.
+    With `unused_devices`, accelerators that the program has not used are included; this initializes each accelerator.
     """
     state: dict[str, Any] = {"random": random.getstate()}
     numpy = sys.modules.get("numpy.random")
@@ -209,12 +209,12 @@ def _read_devices(torch: Any, *, unused: bool) -> dict[tuple[str, int], bytes]:
     states = {}
     for kind in ("cuda", "xpu"):
         device = getattr(torch, kind, None)
-        # do not read the state of an accelerator that the program does not use: reading starts the accelerator
+        # do not read the state of an accelerator that the program does not use: reading initializes the accelerator
         used = device is not None and getattr(device, "is_initialized", lambda: False)()
         if device is not None and (used or (unused and device.is_available())):
             for number in range(device.device_count()):
                 states[kind, number] = device.get_rng_state(number).cpu().numpy().tobytes()
-    # torch cannot tell whether a program uses mps
+    # torch cannot tell whether a program uses the GPU of a Mac (`mps`)
     if unused and hasattr(torch, "mps") and torch.backends.mps.is_available():
         states["mps", 0] = torch.mps.get_rng_state().cpu().numpy().tobytes()
     return states
@@ -255,7 +255,7 @@ def _write_modes(torch: Any, modes: dict[str, Any]) -> None:
     torch.set_autocast_cache_enabled(modes["autocast_cache"])
     current = _read_modes(torch)
     if current["deterministic"] != modes["deterministic"]:
-        # not if the modes are equal: the call imports torch's compiler, and this import draws random numbers
+        # do not call this if the modes are equal: the call imports torch's compiler, which takes random numbers
         algorithms, warn_only = modes["deterministic"]
         torch.use_deterministic_algorithms(algorithms, warn_only=warn_only)
     torch.set_default_dtype(modes["dtype"])

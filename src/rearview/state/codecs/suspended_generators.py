@@ -1,9 +1,9 @@
 """Codec of the project's suspended generators, and of the iterators of their loops.
 
 The state of a suspended generator is its local variables, the `yield` at which it is suspended, and the iterators
-of the loops around this `yield`. Rearview instruments generator functions so that each of these iterators is in a
-local variable, as a `LoopIterator`, and can be captured. A restore runs a generator to its recorded `yield`, restores
-everything that the generator has changed by that, and sets the recorded local variables.
+of the loops around this `yield`. Rearview instruments generator functions so that each of these iterators is in a local
+variable, as a `LoopIterator`, and can be captured. A restore runs a generator to its recorded `yield`, restores the
+whole state again, because the generator has changed objects on its way, and sets the recorded local variables.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from rearview.state.codecs.base import Capturing, Kind, PathStep, Restoring, Wal
 from rearview.state.codecs.data_loaders import is_loader_iterator
 
 FURTHEST = 100_000
-"""Most items that a restore draws from a generator to reach the recorded yield."""
+"""Most items that a restore takes from a generator to reach the recorded `yield`."""
 
 
 _ABSENT = object()
 _ENDLESS = 1 << 62
-"""More items than any loop draws."""
+"""A number that is larger than the number of items that any loop takes."""
 
 
 def draw_items(source: Any, count: int = _ENDLESS) -> Iterator[Any]:
-    """Return an iterator over the next `count` items of `source` that calls only `next(source)`.
+    """Return an iterator over the next `count` items of `source`, which gets each item by `next(source)`.
 
-    `for`, `islice`, `zip` and `map` would call `iter(source)` first, which may start a user's iterator again. The
-    iterator adds no frame to tracebacks.
+    `for`, `islice`, `zip` and `map` would call `iter(source)` first, which may start a user's iterator from its
+    beginning. The returned iterator adds no frame to tracebacks.
     """
     return map(next, repeat(source, count))
 
 
 class LoopIterator:
-    """The iterator of a loop in a generator function; its source can be replaced while the loop runs.
+    """The iterator of a loop in a generator function; the loop takes items from `source`, which can be replaced.
 
-    With None as its source the iterator never ends, as a `while` loop needs it. It adds no frame to tracebacks.
+    With None as `source` the iterator never ends, which a `while` loop needs. The iterator adds no frame to tracebacks.
     """
 
     __slots__ = ("__weakref__", "_before", "_counter", "_draw", "source")
@@ -70,23 +70,23 @@ class LoopIterator:
         return self
 
     __next__ = property(attrgetter("_draw"))
-    # `yield from` calls these methods; the iterator has only those that its source has
+    # `yield from` calls these methods; each of these methods exists only if the source has it
     send = property(attrgetter("source.send"))
     throw = property(attrgetter("source.throw"))
     close = property(attrgetter("source.close"))
 
 
 class LoopIteratorKind(Kind):
-    """Codec of `LoopIterator`: a reference to the source, and the number of items that the loop has taken."""
+    """Codec of `LoopIterator`: captures a reference to the source, and the number of items that the loop has taken."""
 
     name = "walk"
 
     def label(self, obj: Any) -> str:
-        """Return the label that all versions of Rearview have recorded."""
+        """Return the label of a loop iterator: a former name of the class, which all versions have recorded."""
         return "rearview.state.codecs.iterators.Walk"
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the source."""
+        """Yield a step to the source."""
         return [PathStep("<", "iterator", obj.source)]
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
@@ -94,17 +94,17 @@ class LoopIteratorKind(Kind):
         return [(o.source, o.count) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Replace the source and the count."""
+        """Set the source, and the number of items that the loop has taken."""
         obj.continue_with(*content)
 
 
 class GeneratorKind(Kind):
-    """Codec of generators: finished, not started, or suspended at a yield, with their local variables."""
+    """Codec of generators: captures the status (such as suspended), the current yield and the local variables."""
 
     name = "generator"
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the local variables of a generator of the project."""
+        """Yield a step to each local variable, if the generator belongs to the project."""
         frame = getattr(obj, "gi_frame", None)
         if frame is not None and rules.project(frame.f_globals.get("__name__", "")):
             recorded = rules.recorded_names
@@ -119,14 +119,14 @@ class GeneratorKind(Kind):
         return [generator_state(o, capturing) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Register the generator: `restore` runs it to its yield later, because this runs the program's code."""
+        """Append the generator to `restoring.generators`: `restore` later runs the program's code up to its yield."""
         if content is not None:
             restoring.generators.append((obj, content[:2], content[2] if content[2:] else {}))
 
     def label(self, obj: Any) -> str:
         """Return the name of the generator's function, with the local variables in parentheses.
 
-        In a replay a probe may add local variables.
+        Names in parentheses may differ in a replay, because a probe may add local variables.
         """
         frame = getattr(obj, "gi_frame", None)
         names = ",".join(sorted(frame.f_locals)) if frame is not None else ""
@@ -138,7 +138,9 @@ LOOP_ITERATOR = LoopIteratorKind()
 
 
 def generator_state(obj: Any, capturing: Capturing) -> tuple[Any, ...] | None:
-    """Return ("over",), ("new", 0), ("running",) or ("suspended", yield number, local variables).
+    """Return the status of a generator, and where it is suspended.
+
+    The result is ("over",), ("new", 0), ("running",) or ("suspended", number of the yield, local variables).
 
     Report a generator that cannot be captured, and return None for it.
     """
@@ -155,7 +157,8 @@ def generator_state(obj: Any, capturing: Capturing) -> tuple[Any, ...] | None:
         state == inspect.GEN_RUNNING
         and frame.f_globals.get("__name__") in capturing.anchors.rules.loop_modules
     ):
-        return ("running",)  # a watched library loop: its frame is captured with the other frames
+        # a generator with a watched library loop: `capture` gets its local variables with the roots
+        return ("running",)
     reason = reason_not_captured(obj, state, capturing.anchors.rules.project)
     if reason:
         capturing.report_missing(obj, f"the generator {obj.__qualname__} {reason}")
@@ -166,9 +169,10 @@ def generator_state(obj: Any, capturing: Capturing) -> tuple[Any, ...] | None:
 def reason_not_captured(
     obj: types.GeneratorType[Any, Any, Any], state: str, project: Any
 ) -> str | None:
-    """Return why a generator that has started cannot be captured, or None if it can be.
+    """Return why a generator that has started cannot be captured, or None if it can be captured.
 
-    `state` is its status as `inspect.getgeneratorstate` returns it.
+    `state` is the generator's status, as `inspect.getgeneratorstate` returns it. `project` returns True for the name of
+    a module that belongs to the project.
     """
     frame: Any = obj.gi_frame
     if state == inspect.GEN_RUNNING:
@@ -209,7 +213,7 @@ def loops_around(code: types.CodeType, offset: int) -> int:
 
 
 def yield_number(obj: types.GeneratorType[Any, Any, Any]) -> int:
-    """Return the number of the yield at which a generator is suspended, counted in its function; -1 if unknown."""
+    """Return the number of the yield at which a generator is suspended, among the yields of its code; -1 if unknown."""
     yields = yields_of(obj.gi_code)
     frame: Any = obj.gi_frame
     # since Python 3.13, `f_lasti` is the offset of the RESUME instruction, which is two bytes after the yield
@@ -226,7 +230,7 @@ def function_of(obj: types.GeneratorType[Any, Any, Any]) -> types.FunctionType |
 
 
 def generator_recipe(obj: Any, capturing: Capturing) -> tuple[Any, ...] | None:
-    """Return (function, arguments, number of positional arguments, state) to create a generator again.
+    """Return (function, arguments, number of positional arguments, `generator_state`) to create a generator again.
 
     The function is None for a generator that has ended. Report a generator that cannot be created again, and return
     None for it.
@@ -272,9 +276,10 @@ def make_generator(function: Any, arguments: Sequence[tuple[str, Any]], count: i
 
 
 def drive_to_yield(obj: Any, state: Sequence[Any] | None, name: str) -> None:
-    """Run a live generator to the yield in `state`, or close it; `set_locals` then restores its local variables.
+    """Run a live generator to the yield in `state`, or close it if it had ended; do nothing if `state` is None.
 
-    `name` is the generator's name in errors.
+    The caller then restores the local variables by `set_locals`. `name` is the generator's name for error messages.
+    Raise StateError if the generator cannot get the recorded status.
     """
     if state is None:
         return
@@ -317,7 +322,7 @@ def _cannot_restore(name: str, why: str) -> StateError:
 
 
 def assign_locals(frame: types.FrameType, values: Mapping[str, Any]) -> None:
-    """Assign local variables in the frame of a running function or a suspended generator."""
+    """Assign the local variables in `values` in the frame of a running function or a suspended generator."""
     variables = frame.f_locals
     changed = {k: v for k, v in values.items() if variables.get(k, _ABSENT) is not v}
     if not changed:
@@ -330,7 +335,7 @@ def assign_locals(frame: types.FrameType, values: Mapping[str, Any]) -> None:
 
 
 def set_locals(obj: Any, values: dict[str, Any]) -> None:
-    """Set the local variables of a suspended generator; its loops continue with the recorded iterators."""
+    """Set the local variables of a suspended generator; its running loops continue with the recorded iterators."""
     frame: Any = obj.gi_frame
     current = frame.f_locals
     changed: dict[str, Any] = {}
@@ -345,7 +350,10 @@ def set_locals(obj: Any, values: dict[str, Any]) -> None:
 
 
 def sources_of(source: Any, project: Any) -> list[Any]:
-    """Return the generators of the project, and the iterators of data loaders, from which `source` draws."""
+    """Return the generators of the project, and the iterators of data loaders, from which `source` takes its items.
+
+    Iterators of data loaders with workers are left out. `project` returns True for the name of a module of the project.
+    """
     sources: list[Any] = []
     visited_ids: set[int] = set()
     todo = [source]
@@ -367,12 +375,12 @@ def sources_of(source: Any, project: Any) -> list[Any]:
                 sources.append(iterator)
         elif type(iterator).__module__ in {"builtins", "itertools"} and _iterates(iterator):
             for referent in gc.get_referents(iterator):
-                # `zip` has a tuple of its iterators
+                # `zip` refers to its iterators by a tuple
                 candidates = referent if type(referent) is tuple else (referent,)
                 todo += [candidate for candidate in candidates if _iterates(candidate)]
     return sources
 
 
 def _iterates(obj: object) -> bool:
-    """Return True if the class of `obj` is that of an iterator; call no method of `obj`."""
+    """Return True if the class of `obj` defines `__next__`; no method of `obj` is called."""
     return any("__next__" in vars(cls) for cls in type(obj).__mro__)

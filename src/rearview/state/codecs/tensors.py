@@ -1,4 +1,7 @@
-"""Codec of torch tensors: captures their storages, which views and tied weights share."""
+"""Codec of torch tensors: captures their storages, which views and tied weights share.
+
+An *anchor* is an object that existed when the loop was entered (`object_walk`).
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ from rearview.state.codecs.base import Capturing, Kind, PathStep, Restoring, Wal
 from rearview.state.memory_blocks import PROCESS_MEMORY, SMALL, Blocks, RestoredMemory, bytes_of
 
 PlainReader = Callable[[Any, int], tuple[Any, ...] | None]
-"""What `plain_reader` returns: a function of a tensor and the number of its anchor (or -1)."""
+"""Type of the function that `plain_reader` returns; its arguments are a tensor and the number of its anchor, or -1."""
 
 
 def plain_access() -> AbstractContextManager[Any]:
-    """Return a context manager in whose body instances of tensor subclasses behave like plain tensors."""
+    """Return a context manager in whose body instances of tensor subclasses behave like plain torch tensors."""
     torch = sys.modules.get("torch")
     make_context = getattr(getattr(torch, "_C", None), "DisableTorchFunctionSubclass", nullcontext)
     context: AbstractContextManager[Any] = make_context()
@@ -29,7 +32,7 @@ def _host_bytes(storage: Any) -> Any:
 
 
 def memory_of(anchors: Iterable[Any]) -> int:
-    """Return the bytes of memory that the CPU tensors among `anchors` use; shared storages count once."""
+    """Return how many bytes of memory the plain CPU tensors among `anchors` use; a shared storage counts once."""
     torch: Any = sys.modules.get("torch")
     plain = {getattr(torch, "Tensor", None), getattr(getattr(torch, "nn", None), "Parameter", None)}
     sizes: dict[int, int] = {}
@@ -42,9 +45,9 @@ def memory_of(anchors: Iterable[Any]) -> int:
 
 
 def describe(tensor: Any, blocks: Blocks, anchor_number: int) -> tuple[Any, ...]:
-    """Return (block number, dtype, shape, stride, offset) of a strided tensor.
+    """Return (number of its memory block, dtype, shape, stride, offset) of a strided tensor.
 
-    `anchor_number` is the number of the tensor as an anchor, or -1. A new memory block is added to `blocks`.
+    `anchor_number` is the number of the tensor as an anchor, or -1. The memory block is added to `blocks` if it is new.
     """
     storage = tensor.untyped_storage()
     nbytes = storage.nbytes()
@@ -75,8 +78,8 @@ def describe(tensor: Any, blocks: Blocks, anchor_number: int) -> tuple[Any, ...]
 def plain_reader(blocks: Blocks) -> PlainReader:
     """Return a function that reads a plain leaf tensor on the CPU, and returns None for any other tensor.
 
-    The function returns (block number, dtype, shape, stride, offset, requires_grad, gradient). It is written for
-    speed: training waits while it reads thousands of tensors.
+    The function returns (number of the memory block, dtype, shape, stride, offset, requires_grad, gradient). It is
+    written for speed: training waits while the function reads thousands of tensors.
     """
     torch = sys.modules["torch"]
     classes, dtypes, strided = {torch.Tensor, torch.nn.Parameter}, _plain_dtypes(), torch.strided
@@ -144,7 +147,7 @@ def operation_of(tensor: Any) -> str:
 
 
 def extras(tensor: Any, *, lost_graph: str) -> tuple[Any, ...] | None:
-    """Return attributes, hooks and flags of a tensor; None for a tensor without any, as most are.
+    """Return the attributes, hooks and flags of a tensor (the *extras*), or None if there are none, which is usual.
 
     `lost_graph` is the name of the operation that computed the tensor, if its autograd graph cannot be captured, or
     empty.
@@ -158,7 +161,7 @@ def extras(tensor: Any, *, lost_graph: str) -> tuple[Any, ...] | None:
 
 
 def special_form(tensor: Any) -> tuple[Any, ...] | None:
-    """Return the parts of a tensor that does not use one strided storage; None for any other tensor."""
+    """Return (form, parts…) of a wrapper, sparse or quantized tensor, or None for any other tensor."""
     import torch
 
     cls = type(tensor)
@@ -213,7 +216,7 @@ def from_special(form: Sequence[Any]) -> Any:
         case ("wrapper", cls, inner, meta, shape, stride):
             return cls.__tensor_unflatten__(inner, meta, torch.Size(shape), stride)
         case ("coo", indices, values, shape, coalesced):
-            # without torch's checks, which would read indices whose memory is filled later
+            # skip torch's checks, which would read indices whose memory is filled later
             return torch.sparse_coo_tensor(
                 indices, values, shape, is_coalesced=coalesced, check_invariants=False
             )
@@ -234,7 +237,7 @@ def from_special(form: Sequence[Any]) -> Any:
 
 
 def tensor_on(memory: RestoredMemory, body: Sequence[Any]) -> Any:
-    """Return a new tensor on the memory block that `describe` returned."""
+    """Return a new tensor, given its description `body` from `describe`; the tensor uses the block in `memory`."""
     import torch
 
     block, dtype, shape, stride, offset = body
@@ -244,12 +247,12 @@ def tensor_on(memory: RestoredMemory, body: Sequence[Any]) -> Any:
 
 
 def with_lost_graph(value: Any, operation: str | bool = True) -> Any:
-    """Return `value` with an autograd graph that raises when a gradient flows through it.
+    """Return a tensor equal to `value`, with an autograd graph that raises StateError when a gradient flows through it.
 
     A tensor with a graph, such as the last loss, exists at most boundaries, and programs rarely use it again. Its
     value can be restored, and its graph cannot. A program that differentiates through the tensor must get an error, and
-    not a silently wrong gradient. The `repr` of the tensor shows the `operation` that computed the recorded tensor;
-    older checkpoints have True in place of its name.
+    not a silently wrong gradient. The `repr` of the tensor shows `operation`, the name of the operation that computed
+    the recorded tensor; older checkpoints have True in place of this name.
     """
     import torch
 
@@ -259,7 +262,7 @@ def with_lost_graph(value: Any, operation: str | bool = True) -> Any:
 
 @functools.cache
 def _lost_graph_function(operation: str | bool) -> Any:
-    """Return the autograd function that takes the place of a lost graph."""
+    """Return the autograd function, a class, that takes the place of a graph that could not be captured."""
     import torch
 
     class LostGraph(torch.autograd.Function):  # type: ignore[misc]
@@ -283,12 +286,12 @@ def _lost_graph_function(operation: str | bool) -> Any:
 
 
 class TensorKind(Kind):
-    """Codec of tensors that existed when the loop was entered."""
+    """Codec of torch tensors that existed when the loop was entered."""
 
     name = "tensor"
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the gradient, hooks, attributes, parts of a wrapper tensor, and the class if that is local."""
+        """Yield steps to the gradient, hooks, attributes, parts of a wrapper tensor, and a class that is local."""
         if obj.is_leaf and obj.grad is not None:
             yield PathStep(".", "grad", obj.grad)
         for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
@@ -304,9 +307,9 @@ class TensorKind(Kind):
             yield PathStep("<", "class", type(obj))
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return (body or parts, requires_grad, gradient, extras) of each tensor.
+        """Return (description, requires_grad, gradient, extras) of each tensor; None for an unreadable tensor.
 
-        The first item is what `describe` returned, or `special_form`; None for a tensor that cannot be read.
+        The description is what `describe` returns, or `special_form` if the tensor `is_special`.
         """
         read, index = capturing.plain_tensor, capturing.anchors.index
         contents: list[Any] = []
@@ -365,7 +368,7 @@ class TensorKind(Kind):
 
 
 def is_special(tensor: Any) -> bool:
-    """Return True for a tensor that is sparse, quantized, or a wrapper of other tensors."""
+    """Return True if a tensor is sparse, quantized, or a wrapper of other tensors."""
     torch = sys.modules["torch"]
     if tensor.layout is not torch.strided or tensor.is_quantized:
         return True

@@ -22,23 +22,23 @@ _CHILDREN = "multiprocessing.process"
 
 
 class VariableKind(Kind):
-    """Codec of context variables (`contextvars.ContextVar`): the value in the current context."""
+    """Codec of context variables (`contextvars.ContextVar`): captures the value in the current context."""
 
     name = "variable"
 
     @staticmethod
     def values(variable: ContextVar[Any]) -> tuple[Any, ...]:
-        """Return (value,), or () if the variable was never set."""
-        # not `get()`: that would return the default, which the set-up creates again
+        """Return (value,) of a variable, or () if the variable has not been set in the current context."""
+        # `get()` would return the default, which is no state: the set-up code of a replay creates a new default
         value = variable.get(_UNSET)
         return () if value is _UNSET else (value,)
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the value, if the variable was set."""
+        """Yield a step to the value, if the variable was set."""
         return [PathStep("<", "", value) for value in self.values(obj)]
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return (value,) for each variable, or () if it was never set."""
+        """Return (value,) for each variable, or () if the variable has not been set."""
         return [self.values(obj) for obj in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
@@ -54,12 +54,12 @@ class VariableKind(Kind):
 
 
 class LocalKind(Kind):
-    """Codec of `threading.local`: the attributes that the training thread sees."""
+    """Codec of `threading.local`: captures the attributes that the training thread sees."""
 
     name = "local"
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the attributes."""
+        """Yield a step to each attribute."""
         return steps(".", list(vars(obj).items()))
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
@@ -67,12 +67,12 @@ class LocalKind(Kind):
         return [vars(obj).copy() for obj in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Set the attributes."""
+        """Replace the attributes by the recorded attributes."""
         fill_dict(vars(obj), content)
 
 
 class NumberKind(Kind):
-    """Codec of numbers and arrays of ctypes, also inside a `multiprocessing.Value`: the bytes."""
+    """Codec of numbers and arrays of ctypes, also inside a `multiprocessing.Value`: captures the bytes."""
 
     name = "number"
 
@@ -86,17 +86,17 @@ class NumberKind(Kind):
 
 
 class SharedKind(Kind):
-    """Codec of `multiprocessing.Value` and `Array`, which are a lock and a number: the walk enters the number."""
+    """Codec of `multiprocessing.Value` and `Array`, which hold a lock and a ctypes value: the walk enters the value."""
 
     name = "shared"
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the number."""
+        """Yield a step to the ctypes value, whose codec is `NumberKind`."""
         return [PathStep(".", "value", obj._obj)]
 
 
 class ChildKind(Kind):
-    """Codec of child processes. The state of a running child is outside this process, so it is reported."""
+    """Codec of child processes: reports a running child process, whose state is outside this process."""
 
     name = "child"
 
@@ -109,7 +109,7 @@ class ChildKind(Kind):
 
 
 class QueueKind(Kind):
-    """Codec of queues between processes, whose items cannot be read without taking them out: reported if not empty."""
+    """Codec of queues between processes: reports a queue with items, because reading an item would remove it."""
 
     name = "queue"
 
@@ -119,7 +119,7 @@ class QueueKind(Kind):
             try:
                 empty = obj.empty()
             except (OSError, ValueError):
-                empty = True  # closed
+                empty = True  # the queue is closed
             if not empty:
                 capturing.report_missing(obj, "there is something in this queue between processes")
         return None
@@ -173,7 +173,7 @@ def is_child(obj: Any) -> bool:
 
 
 def is_running(child: Any) -> bool:
-    """Return True if a child process is running; return False for a process that another process started."""
+    """Return True if the child process `child` is running; False also for a process that another process started."""
     try:
         return bool(child.is_alive())
     except (AssertionError, ValueError):
