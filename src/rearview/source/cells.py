@@ -22,7 +22,7 @@ MARKER = re.compile(r"^#\s?%%(?:\s|\[|$)")
 
 @dataclass(frozen=True, slots=True)
 class SourceCell:
-    """One cell of a script."""
+    """One cell of a script: its text and where it begins."""
 
     text: str
     line: int

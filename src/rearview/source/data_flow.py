@@ -1,4 +1,4 @@
-"""Find the names that statements read, bind and may change, and the statement that bound a name last.
+"""Find the names that statements read, bind and may change, and the last statement before a place that bound a name.
 
 Propagation uses this module to carry a statement to another version. Probes use `scopes`, which resolves names
 differently: docs/decisions/two-matchings.md says why both modules exist.
@@ -33,7 +33,7 @@ _JUMPS = (ast.Return, ast.Break, ast.Continue, ast.Raise)
 
 @dataclass(frozen=True, slots=True)
 class Uses:
-    """How a piece of code uses names."""
+    """The names that a piece of code reads, binds and may change."""
 
     reads: frozenset[str]
     """Names that the code reads before it binds them: their values come from earlier code."""
@@ -46,7 +46,7 @@ class Uses:
     attributes: frozenset[str]
     """Names of all attributes, read or assigned: `b` and `c` for `a.b.c`."""
     leaves: bool
-    """The code contains a `return`, `break`, `continue` or `raise`, outside functions that it defines."""
+    """Whether the code contains a `return`, `break`, `continue` or `raise`, outside functions that it defines."""
     sets: frozenset[str] = frozenset()
     """Dotted names that are assigned, such as `self.rate`."""
     gets: frozenset[str] = frozenset()
@@ -54,7 +54,7 @@ class Uses:
 
 
 def uses(trees: Iterable[ast.AST]) -> Uses:
-    r"""Return how a sequence of statements uses names.
+    r"""Return the names that a sequence of statements or expressions reads, binds and may change.
 
     >>> used = uses(ast.parse("x = f(y)\nprint(x.a, [z for z in w])").body)
     >>> sorted(used.reads), sorted(used.writes)

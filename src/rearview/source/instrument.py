@@ -37,8 +37,8 @@ PART = "__rearview_part__"
 """Loop variable of the outer of the two loops that replace a loop over a `range`: the current subrange. The
 runtime leaves this variable out of the state."""
 _MAX_SPLIT_DEPTH = 4
-"""A loop over a `range` with this many loops of its function around it is not split into two loops, because Python
-allows only twenty nested blocks."""
+"""A loop over a `range` with this many or more loops of its function around it is not split into two loops, because
+Python allows only twenty nested blocks."""
 
 COMPILERS = {
     *("jit", "njit", "pjit", "compile", "script", "script_method", "vectorize", "guvectorize"),
@@ -113,9 +113,9 @@ def instrument(
 class _Rewriter(ast.NodeTransformer):
     """Rewrites the loops of one module.
 
-    The lists `loose`, `generator` and `depth` have one item for the module and one for each function or class
-    around the current node, outermost first. `loose`: may it be suspended? `generator`: is it a plain generator
-    function? `depth`: how many loops of it are around the current node?
+    Three lists have one item for the module and one for each function or class around the current node, outermost
+    first. `loose`: whether the function may be suspended. `generator`: whether it is a plain generator function.
+    `depth`: number of loops of the function around the current node.
     """
 
     def __init__(
@@ -280,8 +280,8 @@ def _rebinds_range(node: ast.AST) -> bool:
 def _in_parts(node: ast.For, site: LoopSite) -> ast.For:
     """Return `node`, a loop over a range, as two nested loops: over subranges, and over the numbers of each.
 
-    A `break` of the user ends both loops. The `break` that is added for the outer loop has the position of the
-    user's last `break`, so that the runtime finds it in `site.breaks`.
+    A `break` of the user ends both loops. The `break` that is added for the outer loop has the position of one of
+    the user's, so that the runtime finds it in `site.breaks`.
     """
     where = node.iter
     parts = _at(where, _call(PARTS, site.id, node.iter))

@@ -105,7 +105,7 @@ class _TrackerCalls(ast.NodeTransformer):
                 self.package_names |= {a.asname or a.name for a in node.names}
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """Return the call, or a call to Rearview if `node` calls a tracker. Arguments are evaluated as before."""
+        """Return `node`, or if it calls a tracker, a call to Rearview with the same arguments."""
         self.generic_visit(node)
         call = log_call(node, self.aliases)
         if call is None or call.line or self._is_of_rearview(node.func):

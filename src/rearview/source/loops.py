@@ -501,7 +501,7 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 def assigned_names(loop: Loop) -> tuple[str, ...]:
     r"""Return the variables that the body of a loop assigns, in order.
 
-    Left out are assignments in loops inside the body, names that begin with an underscore, and targets of loops.
+    Assignments in inner loops, names that begin with an underscore, and targets of loops are left out.
 
     >>> text = "for e in r:\n  if e:\n    loss = 1\n  a, (b, _c) = f()\n  for i in a:\n    i += 1; x = 2"
     >>> assigned_names(ast.parse(text).body[0])

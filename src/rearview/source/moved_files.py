@@ -251,7 +251,7 @@ class FileNames:
         for path, text in new.items():
             if path in old_paths:
                 files[old_paths[path]] = with_old_imports(text, path, renamed)
-            elif path not in old:  # otherwise the older version has another file with this path
+            elif path not in old:  # if it is, the older version has another file with this path
                 files[path] = text
         return files
 
@@ -271,7 +271,7 @@ class FileNames:
 def renames(old: Files, new: Files) -> FileNames:
     r"""Pair the files of two versions: first files with equal paths, then files with similar text.
 
-    Each file is paired at most once. If two files fit a third equally well, they are listed as `doubtful`.
+    Each file is paired at most once. An older file for which several pairs fit equally well is `doubtful`.
 
     >>> text = "import data\nfor x in data.load():\n    step(x)\n"
     >>> renames({"train.py": text}, {"main.py": text + "print(x)\n"}).now

@@ -187,7 +187,7 @@ def _metric_name(match: re.Match[str], split: str) -> str:
 
 
 def _words_of_metric(words: list[str]) -> list[str]:
-    """Return the words at the end of `words` that name a metric; empty if the last word is not in `METRICS`."""
+    """Return the words at the end of `words` that name a metric; empty if the last word is no metric."""
     plain = re.sub(r"[@_\-].*", "", words[-1].lower())
     if words[-1].lower() not in METRICS and plain not in METRICS:
         parts = re.split(r"[_/\-]", words[-1].lower())

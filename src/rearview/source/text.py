@@ -135,7 +135,7 @@ def encoding_of(data: bytes) -> str:
 
 
 def try_parse(text: str) -> Parsed | str:
-    """Parse a text, or return a sentence that says why it cannot be parsed.
+    """Return the parsed text, or a sentence that says why it cannot be parsed.
 
     >>> try_parse("print 'loss', loss").repaired
     True
@@ -157,7 +157,7 @@ def try_parse(text: str) -> Parsed | str:
 
 
 class _UnreadableError(Exception):
-    """A text cannot be parsed. The message is a sentence with `line` and `reason`."""
+    """Raised if a text cannot be parsed. The message is a sentence that contains `line` and `reason`."""
 
     def __init__(self, sentence: str, reason: str, line: int | None = None) -> None:
         super().__init__(sentence)

@@ -168,7 +168,7 @@ def _assigned(target: ast.expr) -> list[str]:
     if isinstance(target, ast.Starred | ast.Subscript):
         return _assigned(target.value)
     if isinstance(target, ast.Name) and not target.id.strip("_"):
-        return []  # `_`: a value that is thrown away
+        return []  # an assignment to `_` throws the value away
     return [ast.unparse(target)] if isinstance(target, ast.Name | ast.Attribute) else []
 
 
@@ -260,7 +260,8 @@ def _models_of(call: ast.Call) -> Iterator[str]:
     if made_by == "configure_optimizers" and isinstance(call.func, ast.Attribute):
         yield ast.unparse(call.func.value)
         return
-    if isinstance(call.func, ast.Call) or made_by[:1].isupper():  # or `getattr(optim, name)(…)`
+    # a call of a class, or of the result of another call, such as `getattr(optim, name)(…)`
+    if isinstance(call.func, ast.Call) or made_by[:1].isupper():
         for part in ast.walk(call):
             if (
                 isinstance(part, ast.Call)

@@ -135,7 +135,10 @@ class Calls:
     def functions_reached_from(
         self, path: str, node: ast.AST, *, sure: bool = True
     ) -> frozenset[Function]:
-        """Return the functions that the code inside `node` may call, directly or through other functions."""
+        """Return the functions that the code inside `node` may call, directly or through other functions.
+
+        `sure` as in `functions_called_in`.
+        """
         key = (id(node), sure)
         if key in self._reached:
             return self._reached[key]
@@ -150,7 +153,7 @@ class Calls:
         return self._reached[key]
 
     def functions_called_by(self, function: Function, *, sure: bool) -> frozenset[Function]:
-        """Return the functions that any definition of `function` may call directly."""
+        """Return the functions that `function` may call directly; `sure` as in `functions_called_in`."""
         key = (function, sure)
         if key not in self._called_by:
             bodies = self.bodies[function]
@@ -159,7 +162,10 @@ class Calls:
         return self._called_by[key]
 
     def start_from(self, script: str, tree: ast.Module) -> frozenset[Function]:
-        """Return the functions that the script may call, and set `called_alone`."""
+        """Return the functions that the script may call, directly or through others, and set `called_alone`.
+
+        `script` is the path of the script, `tree` its syntax tree.
+        """
         alone: set[Function] = set()
         remaining = set(self.functions_called_in(script, tree, sure=True, loops=False))
         while remaining:
@@ -232,7 +238,7 @@ def choose_main_loop(
     library: Sequence[LibraryCall],
     calls: Calls,
 ) -> TrainingLoop:
-    """Return the outermost loop around the training steps of a program, or the call of a library that trains.
+    """Return the outermost loop around the training steps of a program, and the library call that trains, if any.
 
     `candidates` are all loops of the program, `library` all calls that run a training loop inside a library.
     """

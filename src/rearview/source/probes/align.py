@@ -51,7 +51,7 @@ class MissingStatement:
     contained: bool = False
     """Whether `replacement` contains the expression of the recorded statement."""
     moved: bool = False
-    """Whether `replacement` is equal to the recorded statement and only stands elsewhere in the edited text."""
+    """Whether `replacement` is equal to the recorded statement and is only at another place in the edited text."""
 
 
 @dataclass(slots=True)

@@ -138,7 +138,7 @@ def check(
 
 @dataclass(frozen=True, slots=True)
 class _FileFacts:
-    """The names and calls of one recorded file, without its syntax tree."""
+    """Names and calls that occur in one recorded file; the syntax tree is not kept."""
 
     program: ProgramFacts
     calls: FileCalls
@@ -176,7 +176,7 @@ def _facts_of(path: str, text: str, tree: ast.Module) -> _FileFacts:
 
 
 class _Context:
-    """The names and calls of all recorded files together."""
+    """Names and calls that occur in all recorded files together, and loop paths to their functions."""
 
     def __init__(self, trees: Mapping[str, ast.Module], texts: Mapping[str, str]) -> None:
         self.trees = trees
@@ -242,7 +242,7 @@ class _Context:
         if function == MODULE:
             return False
         if key not in self._after_loops:
-            self._after_loops[key] = False  # used if the function calls itself
+            self._after_loops[key] = False  # the result for calls of the function by itself
             self._after_loops[key] = any(
                 site.follows_loops(self.loopers)
                 or self.is_called_after_loops(site.path, site.function)

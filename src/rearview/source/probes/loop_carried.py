@@ -20,7 +20,7 @@ from rearview.source.probes.extracted_variables import ExtractedVariable
 from rearview.source.scopes import COMPREHENSIONS, Scope, Scopes
 
 START = -1
-"""Depth of a probe whose replay must start with the program."""
+"""`Need.depth` of a probe whose replay must start with the program."""
 
 Chain = tuple[int, ...]
 """The `id()`s of the syntax nodes of nested loops, from the outermost in."""
@@ -98,7 +98,7 @@ class _Collector(ast.NodeVisitor):
             self._statement(node)
         self.scope = self.scopes.opened.get(id(node), self.scope)
         block = isinstance(node, ast.stmt | ast.excepthandler | ast.match_case)
-        # a block may not run, except the body of a `with`
+        # it is not certain that a block runs, except for the body of a `with`
         if block and hasattr(node, "body") and not isinstance(node, ast.With | ast.AsyncWith):
             self.blocks = (*self.blocks, id(node))
         super().visit(node)

@@ -56,7 +56,7 @@ class Judge(ast.NodeVisitor):
         self._aliases = Aliases(ast.Module([], []))
 
     def examine(self, stmt: ast.stmt, aliases: Aliases) -> None:
-        """Examine one added statement and add what is found to the results."""
+        """Examine one added statement, and add its refusals, cautions and random generators to the results."""
         self._scope = self.scopes.of[id(stmt)]
         self._loops, self._own, self._line = 0, False, stmt.lineno
         self._aliases = aliases
@@ -86,7 +86,7 @@ class Judge(ast.NodeVisitor):
         self._scope, self._loops, self._own = outer
 
     def _bindings(self, stmt: ast.stmt) -> None:
-        # of a compound statement, only the head is examined here: inner statements are visited later
+        # examine only the head of a compound statement: the statements inside are visited later
         holder: list[ast.AST] = [stmt]
         if not isinstance(stmt, (*FUNCTIONS, ast.ClassDef)) and hasattr(stmt, "body"):
             holder = [

@@ -46,7 +46,7 @@ from rearview.source.statement_trees import (
 from rearview.source.text import Parsed, newline, split, try_parse
 
 BY_HAND = "put there by hand"
-MIN_CONFIDENCE = 0.7  # insertions with less confidence are refused, unless the user sets a limit
+MIN_CONFIDENCE = 0.7  # the default limit: an insertion with less confidence is refused
 CALIBRATION = (
     (0.0, 0.0),
     (0.679, 0.712),
@@ -56,8 +56,8 @@ CALIBRATION = (
 )
 """(score of the evidence for an insertion, fraction of insertions with this score that were right), by rising score.
 
-Fitted on 1,161 insertions of the tuning repositories by benchmarks/propagation/calibrate.py; the README there says
-for which code the numbers hold.
+Fitted by benchmarks/propagation/calibrate.py on 1,161 insertions in the repositories used for tuning; the README
+there says for which code the numbers hold.
 """
 
 
@@ -131,7 +131,7 @@ def carry(
     disproved: Mapping[int, str] | None = None,
     inserted: Sequence[tuple[int, int]] = (),
 ) -> Carried:
-    r"""Return where the statements on `lines` of the new text belong in the old text, and how they read there.
+    r"""Return where the statements on `lines` of the new text belong in the old text, and their text there.
 
     Lines are 1-based and inclusive. The statements are refused if the confidence is less than `min_confidence`, a
     variable does not exist in the old text, two places are equally good, or the code around them cannot be found.

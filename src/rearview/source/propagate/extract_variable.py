@@ -185,9 +185,9 @@ def _replacing_edit(
 
 
 def _walk(stmt: ast.AST, path: ExpressionPath = ()) -> Iterator[tuple[ExpressionPath, ast.AST]]:
-    """Yield (way to an expression, expression) in a statement without its blocks.
+    """Yield (`ExpressionPath` of an expression, expression) for a statement without its blocks.
 
-    The way to `value` in `(name := value)` is the way to the whole `:=` expression.
+    The path of `value` in `(name := value)` is the path of the whole `:=` expression; `path` leads to `stmt`.
     """
     for field, value in ast.iter_fields(stmt):
         items = value if isinstance(value, list) else [value]

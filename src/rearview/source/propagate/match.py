@@ -22,7 +22,7 @@ from rearview.source.statement_trees import (
 )
 
 SIMILAR = 0.5  # two statements that are less similar than this are not paired
-SMALL_FUNCTION = 5  # two functions with at most this many statements need only equal names
+SMALL_FUNCTION = 5  # functions with at most this many statements are paired by name alone
 MANY = 10  # so many shared statements identify a function even if most of it was rewritten
 MAX_GAP = 40_000  # most pairs (new statements times old ones) that are compared by similarity
 MAX_TABLE = 250_000  # largest product of two lengths for which a common subsequence is computed
@@ -49,14 +49,15 @@ class Matching:
         self.new_of[old] = new
 
     def is_unchanged(self, new: StatementNode) -> bool:
-        """Return True if the node `new` is paired with an old node that has equal words and an equal type."""
+        """Return True if the node `new` is paired with an old node that has the same words and kind."""
         old = self.old_of.get(new)
         return old is not None and old.words == new.words and old.kind == new.kind
 
     def old_block(self, new: StatementNode) -> StatementNode | None:
         """Return the old block that corresponds to the block `new`, or None.
 
-        That is the block with the same role in the partner of the statement around `new`; None if there is none.
+        It is the block with the same role (`body`, `orelse`, …) in the old statement that is paired with the
+        statement around `new`.
         """
         if new.parent is None:
             return self.old.root
@@ -228,7 +229,8 @@ class _Matcher:
             for old, count in shared.items():
                 total = contents[new].total() + contents[old].total()
                 similarity = 2 * count / total + (0.3 if _name(old) == _name(new) else 0.0)
-                rewritten = count >= MANY and similarity >= 0.15  # but not a new one
+                # a long function may be the same one although most of it was rewritten
+                rewritten = count >= MANY and similarity >= 0.15
                 if rewritten or (similarity >= 0.4 and (count > 1 or similarity > 0.8)):
                     votes.append((-similarity, abs(new.order - old.order), new, old))
         votes.sort(key=lambda vote: (vote[0], vote[1], vote[2].order, vote[3].order))
@@ -255,7 +257,7 @@ class _Matcher:
     def pair_in_scope(
         self, new: StatementNode, old: StatementNode
     ) -> list[tuple[list[StatementNode], list[StatementNode]]]:
-        """Pair the equal statements of two partners, functions, classes or modules, without changing their order.
+        """Pair equal statements of `new` and `old`, two paired functions, classes or modules, in order.
 
         Return (new statements, old statements) of each gap between consecutive pairs.
         """
@@ -377,7 +379,7 @@ class _Matcher:
     def pair_by_key(self, key: Callable[[StatementNode], Hashable | None]) -> None:
         """Pair simple statements with equal `key` in two paired functions, classes or modules.
 
-        Only keys that one unpaired statement of each function, class or module has are used; None is no key.
+        A key must belong to exactly one unpaired statement on both sides. None is not a key.
         """
         matching = self.matching
         for new_scope, old_scope in [(n, o) for n, o in matching.old_of.items() if n.is_scope]:
@@ -447,9 +449,10 @@ class _Matcher:
                     matching.pair(new, best)
 
     def take_partner(self, new: StatementNode, old: StatementNode, shared: int) -> None:
-        """Pair `new` with `old` if the current partner of `old` has fewer than `shared` partners in `old`.
+        """Pair `new` with `old`, which is paired with another new statement, if that one fits less well.
 
-        Also move pairs of equal statements in both from the former partner to `new`.
+        That is so if fewer than `shared` statements in the other one are paired with statements in `old`. Pairs of
+        equal statements in both are then transferred to statements in `new`.
         """
         matching = self.matching
         rival = matching.new_of[old]
@@ -477,7 +480,7 @@ class _Matcher:
         return 2 * shared[old] / max(1, self.count[new] + self.count[old] - 2)
 
     def pair_remaining(self) -> None:
-        """Pair corresponding blocks, and by similarity the remaining statements in them, between the pairs there."""
+        """Pair corresponding blocks, and pair the remaining statements in them by similarity, between earlier pairs."""
         for new in self.matching.new.nodes:
             if not new.is_block:
                 continue
@@ -568,9 +571,9 @@ class _Matcher:
         return count
 
     def former_block(self, new: StatementNode) -> StatementNode | None:
-        """Return the old block that contains most partners of the statements in the block `new`.
+        """Return the old block from which most statements of the block `new` come, according to their pairs.
 
-        Return None if no old block contains at least two, and at least half, of these partners.
+        Return None if no old block has at least two, and at least half, of the old statements in these pairs.
         """
         old_blocks = Counter(
             partner.parent

@@ -44,16 +44,16 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class _Anchor:
-    """An old statement whose partner in the new text is near the statement to carry."""
+    """An old statement that is paired with a new statement near the statement to carry."""
 
     old: StatementNode
-    before: bool  # the partner is above the statement to carry
+    before: bool  # the new statement is above the statement to carry
     weight: float
-    near: bool  # the partner is directly above or below the statement to carry
-    far: int  # number of statements between the partner and the statement to carry
-    sets_variable: bool  # the partner sets a variable that the statement to carry reads
-    exact: bool = False  # both partners have the same text
-    inside: bool = True  # the partner is in the same block as the statement to carry
+    near: bool  # the new statement is directly above or below the statement to carry
+    far: int  # number of statements between the new statement and the statement to carry
+    sets_variable: bool  # the new statement sets a variable that the statement to carry reads
+    exact: bool = False  # the old and the new statement have the same text
+    inside: bool = True  # the new statement is in the same block as the statement to carry
 
 
 def locate(matching: Matching, new_place: NewPlace) -> Place | NoPlace:
@@ -209,7 +209,7 @@ def _anchors(matching: Matching, new_place: NewPlace) -> list[_Anchor]:
             sets_variable = before and bool(uses([new.tree]).writes & new_place.uses.reads)
             inside = new.parent is new_place.block
             if not inside:
-                far += 2  # the new statement is around the block: weaker evidence
+                far += 2  # the new statement is outside the block: weaker evidence
             if old is not None:
                 likeness = max(similarity(new, old), 0.6) if new.children else similarity(new, old)
                 exact = old.words == new.words and (len(new.words) > 2 or far == 0)
@@ -230,9 +230,10 @@ def _anchors(matching: Matching, new_place: NewPlace) -> list[_Anchor]:
 
 
 def _paired_at_edge(matching: Matching, new: StatementNode, *, last: bool) -> StatementNode | None:
-    """Return the old partner of the first paired statement inside `new`, or of the last one with `last`.
+    """Return the old statement that is paired with the first paired statement inside `new`.
 
-    Return None if no statement inside is paired, or if `new` is a function or class.
+    With `last`, the last paired statement counts. Return None if no statement inside is paired, or if `new` is a
+    function or class.
     """
     inner = [node for node in new.walk() if not node.is_block and node in matching.old_of]
     if not inner or new.is_scope:
@@ -243,7 +244,7 @@ def _paired_at_edge(matching: Matching, new: StatementNode, *, last: bool) -> St
 def _block(anchors: list[_Anchor], old_block: StatementNode | None) -> StatementNode | None:
     """Return the old block that most of the evidence supports, or None if there is no evidence.
 
-    `old_block` is the partner of the new block, or None.
+    `old_block` is the old block that corresponds to the new block of the statement to carry, or None.
     """
     votes: dict[StatementNode, float] = defaultdict(float)
     if old_block is not None:
@@ -291,7 +292,10 @@ def _block_of_inverted_nesting(anchors: list[_Anchor]) -> StatementNode | None:
 
 
 def _is_other_branch(block: StatementNode, condition: StatementNode) -> bool:
-    """Return True if `block` is the `else` of the `if` statement `condition`, whose body ends in `return` or a jump."""
+    """Return True if `block` is the `else` of the `if` statement `condition`, whose body ends in a jump.
+
+    A jump is a `return`, `raise`, `continue` or `break`.
+    """
     tree = condition.tree
     return (
         isinstance(tree, ast.If)
@@ -365,9 +369,10 @@ def _block_of_definition(
 
 
 def _same_values(matching: Matching, new_place: NewPlace, target: StatementNode, at: int) -> bool:
-    """Return True if partners of the same statements set the variables that the statement to carry reads.
+    """Return True if corresponding statements set the variables that the statement to carry reads in both texts.
 
-    The old place is index `at` of `target`. Variables that statements without a partner set do not count.
+    In the old text, the statement is at index `at` of `target`. A variable does not count if the new statement that
+    sets it is not paired with an old one.
     """
     for name in new_place.uses.reads:
         new_definition = definition(new_place.block, new_place.index, name)
@@ -602,7 +607,8 @@ def _values_are_set(
 def _copied_block(matching: Matching, new_place: NewPlace) -> StatementNode | None:
     """Return the old block for a place in a compound statement that the new text has copied, or None.
 
-    The old text has only the original: the partner of the only paired statement with the same head in the function.
+    The old text has only the original. The new text has one paired statement with the same head in the function: this
+    is the original, and its old counterpart contains the result.
     """
     owner = new_place.block.parent
     if owner is None or owner.is_scope:

@@ -40,7 +40,10 @@ class NewPlace:
 
 @dataclass(frozen=True, slots=True)
 class NoPlace:
-    """The reason why there is no certain place: `template` with `lines`, numbers of lines of the old text, as `{}`."""
+    """The reason why there is no certain place: `template`, in which the numbers `lines` replace each `{}`.
+
+    The numbers are those of lines of the old text.
+    """
 
     template: str
     lines: tuple[int, ...] = ()
@@ -57,7 +60,10 @@ class NoPlace:
 
 
 def line_before(line: int, inserted: Sequence[tuple[int, int]]) -> int:
-    """Return the number that `line` had before the insertions (line, number of lines), which are in order of time."""
+    """Return the number that `line` had before the insertions, in the order in which they were made.
+
+    Each insertion is (line before which lines were inserted, number of lines).
+    """
     for at, count in reversed(inserted):
         line = max(at, line - count) if line >= at else line
     return line
@@ -76,8 +82,8 @@ def index_of_child(old: StatementNode, target: StatementNode) -> int | None:
 def siblings(matching: Matching, new_place: NewPlace, *, before: bool) -> list[StatementNode]:
     """Return the new statements of the block before or, if not `before`, after the place, nearest first.
 
-    If the compound statement around the block has no partner in the old text, the statements before or after the
-    compound statement follow.
+    If the compound statement around the block is not in the old text, the statements before or after the compound
+    statement follow.
     """
     block, index = new_place.block, new_place.index
     run: list[StatementNode] = []
@@ -160,9 +166,9 @@ def choose_place(
 def _follows_definition(
     matching: Matching, new_place: NewPlace, target: StatementNode, low: int
 ) -> bool:
-    """Return True if the partner of the new statement above is unchanged and directly before index `low`.
+    """Return True if the statement above the new place sets a variable that the statement to carry reads.
 
-    It must set a variable that the statement to carry reads.
+    It must also be unchanged, and be directly before index `low` of `target` in the old text.
     """
     if not new_place.index or not low:
         return False
@@ -182,8 +188,8 @@ def _split_gap(
 ) -> int:
     """Return the index in `target`, between `ends`, that divides the rewritten old statements best.
 
-    Each old statement should be on the side of the similar new statements: `runs` are the new statements without
-    a partner (before the place, after the place).
+    Each old statement should be on the side of the similar new statements. `runs` are the new statements that are
+    not in the old text: (before the place, after the place).
     """
     before, after = runs
     low, high = ends
@@ -195,7 +201,7 @@ def _split_gap(
     least = low if len(before) <= len(after) else high
     if len(gap) > 30:
         return least
-    if not (before and after):  # new statements without a partner may be farther away
+    if not (before and after):  # take new statements that are farther away, too
         before, after = (
             [
                 n
@@ -244,7 +250,8 @@ def _possible_range(
 ) -> tuple[int, int]:
     """Return `low` and `high` after excluding indexes at which the statement to carry cannot be.
 
-    These are indexes before a docstring, after a jump, and before a variable that the statement reads has a value.
+    These are indexes before a docstring, after a `return` or other jump, and before a variable that the statement
+    reads has a value.
     """
     if low == 0 and high and _docstring(target):
         low = 1
@@ -358,7 +365,7 @@ def _under_comment(
 
 
 def _unpaired(siblings: list[StatementNode], matching: Matching) -> list[StatementNode]:
-    """Return the first of `siblings`, up to but without the first one that has an old partner."""
+    """Return the `siblings` before the first one that is paired with an old statement."""
     unpaired: list[StatementNode] = []
     for node in siblings:
         if node in matching.old_of:

@@ -1,7 +1,7 @@
 """Remove the statements that log given names from a source, as if the version had never logged these names.
 
-An edit from the result to the source adds the log statements. So the log statements of a past version can be carried
-into every version that lacks them, like those of a user's edit.
+Compared with the result, the source is an edit that adds log statements. So the log statements of a past version can
+be carried into every version that lacks them, like those of a user's edit.
 """
 
 from __future__ import annotations

@@ -301,7 +301,8 @@ def _code(parsed: Parsed, line: int, column: int) -> str:
 def _split_line(parsed: Parsed, lines: list[str], line_break: _LineBreak) -> str:
     """Return the line with `line_break`, split in two; `lines` already has the later breaks of the same line."""
     row = line_break.end[0]
-    mark = len(parsed.lines[row - 1]) - len(parsed.code_lines[row - 1])  # a byte order mark
+    # 1 if the line begins with a byte order mark, which `code_lines` do not have
+    mark = len(parsed.lines[row - 1]) - len(parsed.code_lines[row - 1])
     first, second = (
         mark + len(_code(parsed, *each)) for each in (line_break.start, line_break.end)
     )

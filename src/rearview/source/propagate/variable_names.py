@@ -32,9 +32,9 @@ class VariableNames:
 
 
 class Votes:
-    """Counts which old names are where new names are, in all pairs of a new and an old statement.
+    """Counts which names of the old text are at the positions of names of the new text, in all paired statements.
 
-    `table` maps a new name to {old name: number of pairs}; `unchanged` counts the pairs with an equal name.
+    `table` maps a new name to {another old name: count}; `unchanged` maps a name to its count in both texts.
     """
 
     def __init__(self, matching: Matching) -> None:
@@ -312,7 +312,7 @@ def unbound_names(tree: StatementTree) -> set[str]:
 
 
 def _between_same_neighbours(matching: Matching, home: StatementNode | None) -> bool:
-    """Return True if the statements before and after `home` are paired with those before and after its partner."""
+    """Return True if `home` is paired with an old statement, and both are between the same two statements."""
     partner = matching.old_of.get(home) if home is not None else None
     if home is None or partner is None or home.parent is None or partner.parent is None:
         return False
@@ -569,9 +569,10 @@ def imports_for(missing_names: tuple[str, ...], matching: Matching) -> dict[str,
 def overwritten_variable(
     statement_uses: Uses, blocks: tuple[StatementNode, StatementNode]
 ) -> str | None:
-    """Return a variable that the statement assigns and that the old function around it uses otherwise, or None.
+    """Return a variable that the statement would overwrite in the old function around it, or None.
 
-    `blocks` are the (new, old) blocks of the statement. A variable that the new function uses, too, is allowed.
+    The old function uses a variable of this name, and the new function does not, outside the statement. `blocks` are
+    the (new, old) blocks of the statement.
     """
     new_words, old_words = (words_in_scope(block) for block in blocks)
     assigned_names = statement_uses.writes - statement_uses.reads
