@@ -105,7 +105,7 @@ class Library:
     methods: tuple[str, ...]
     """Methods that start the loop."""
     point: tuple[str, ...]
-    """Names of the watched loops, outermost first."""
+    """Names of the watched loops of the library, outermost first."""
     classes: tuple[str, ...] = ()
     """Words in the names of classes and functions that make objects with these methods; empty if any name counts."""
     functions: tuple[str, ...] = ()

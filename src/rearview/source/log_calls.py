@@ -18,7 +18,7 @@ NAME_METHODS = {
 }  # fmt: skip
 """Methods of TensorBoard, MLflow, Comet and similar trackers whose first argument is the name of one value."""
 DICT_METHODS = {"log_metrics", "log_params", "log_parameters", "log_dict", "log_values"}
-"""Methods of these trackers whose first argument is a dict with the names of many values."""
+"""Methods of MLflow, Comet and similar trackers whose first argument is a dict with the names of many values."""
 SUMMARY_FUNCTIONS = {"scalar", "histogram", "image", "text", "audio"}
 """Functions of `tf.summary`."""
 LINE_METHODS = {"debug", "info", "warning", "warn", "error", "critical", "exception"}

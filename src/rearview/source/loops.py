@@ -219,9 +219,9 @@ class FileCalls:
     generators: frozenset[str]
     """Qualified names of the functions that are generators or coroutines."""
     looping: frozenset[str]
-    """Last names of functions that contain a loop, and of classes whose constructor contains a loop."""
+    """Names, without their prefixes, of functions that contain a loop and of classes whose constructor does."""
     called: Mapping[str, frozenset[str]]
-    """Last name of a function or class -> names that its body or constructor calls, and for a class its bases."""
+    """Name of a function or class, without its prefix -> names that it calls; for a class, its bases, too."""
     loops: frozenset[LoopId]
 
 

@@ -196,9 +196,9 @@ _LEAST_SHARED = 0.5
 _EQUAL_SCORES = 0.05
 """Two candidates are taken for equally good if their scores differ by less than this."""
 _SAME_NAME = 0.1
-"""Added to the score of two files with equal file names."""
+"""Amount that is added to the score of two files with equal file names."""
 _SAME_FOLDER = 0.06
-"""Added to the score of two files with equal file names for each equal folder name directly above them."""
+"""Amount that is added to the score of two files with equal names for each equal folder name directly above them."""
 _MOST_COMPARED = 200
 """If one of two versions has more unpaired files than this, only files with equal texts are paired."""
 

@@ -184,7 +184,7 @@ def level_of_part(level: Level) -> Level:
 
 
 def combined_level(*levels: Level) -> Level:
-    """Return the level of a new value made from values of these levels: FRESH if all are, else SHALLOW."""
+    """Return the level of a new value that is made from values with `levels`: FRESH if all are FRESH, else SHALLOW."""
     return Level.FRESH if max(levels, default=Level.FRESH) is Level.FRESH else Level.SHALLOW
 
 

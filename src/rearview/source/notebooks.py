@@ -27,9 +27,9 @@ PYTHON_BODIES = ("time", "capture")
 _MARKER = "# %% In [{}]"
 _MARKER_LINE = re.compile(r"# %% In \[(\d+)\]\Z")
 _MAGIC_PREFIX = "#: "
-"""Put before the line `%%magic` of a cell in the program text if the body of the cell is Python."""
+"""Prefix that the program text has before the line `%%magic` of a cell if the body of the cell is Python."""
 _UNREADABLE_PREFIX = "#! "
-"""Put before each line of a cell in the program text if the cell is not Python."""
+"""Prefix that the program text has before each line of a cell that is not Python."""
 _FILE_AND_LINE = re.compile(r"([^\s`'\"]+\.ipynb)\.py:(\d+)")
 _VOLATILE = frozenset({"execution", "ExecuteTime", "papermill", "collapsed", "scrolled", "widgets"})
 """Keys of metadata that tools write when cells are executed or viewed."""
@@ -252,7 +252,7 @@ def divide_into_cells(old: str, text: str, path: str = "the notebook") -> str:
 
 
 def _numbered(text: str) -> list[tuple[int, str]]:
-    """Return (number of the cell, text of the line) for each line that is not blank and not a marker."""
+    """Return (number of the cell, line) for the lines of a program text, without blank lines and markers."""
     lines, cell = [], 0
     for line in text.split("\n"):
         if _MARKER_LINE.match(line):

@@ -66,11 +66,11 @@ _PAIR = re.compile(
     r"(?![\w:/\-]|\.\d)",
     re.IGNORECASE,
 )
-"""A name, then `:`, `=` or a space, then a number, and optionally a unit, `/total` and a percentage."""
+"""Matches a name, then `:`, `=` or a space, then a number, and optionally a unit, `/total` and a percentage."""
 _BAR = re.compile(r"^.*?\d+%\|.*?\|\s*\S+/\S+\s*\[(?P<inside>.*?)\]?\s*$")
-"""A progress bar of tqdm; the group `inside` is the text in its brackets."""
+"""Matches a progress bar of tqdm; the group `inside` is the text in its brackets."""
 _TIMES = re.compile(r"^[^,]*?(?:<[^,]*)?(?:,\s*\S*\s*(?:it|s|B|\w+)/(?:s|\w+))?(?:,|$)")
-"""The times and the rate at the beginning of the text in the brackets of a tqdm progress bar."""
+"""Matches the times and the rate at the beginning of the text in the brackets of a tqdm progress bar."""
 _KERAS_BAR = re.compile(r"^\s*\d+/\S+\s+[━=>.\-\s]*\s*(?=\d|-|$)")
 _PIPES = re.compile(rf"^\|\s*(?P<name>{_WORD})\s*\|\s*(?P<number>{_NUMBER})\s*\|$")
 _SENTENCE = re.compile(
@@ -78,7 +78,7 @@ _SENTENCE = re.compile(
     rf"[^:=]*?(?::|=|\bis)\s*(?P<number>{_NUMBER})\s*%?\s*\.?$",
     re.IGNORECASE,
 )
-"""A sentence such as `Accuracy of the network on the 10000 test images: 97 %`."""
+"""Matches a sentence such as `Accuracy of the network on the 10000 test images: 97 %`."""
 _SPLIT_HEAD = re.compile(r"^[\s\W]*(?P<word>[A-Za-z]+)\b(?:\s+set\b)?", re.IGNORECASE)
 _STAMP = re.compile(
     r"^\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,]?\d*\]?\s*|^\[?\d\d:\d\d:\d\d[.,]?\d*\]?\s*"

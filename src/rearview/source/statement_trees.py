@@ -61,9 +61,9 @@ class StatementNode:
     statement."""
     parent: "StatementNode | None" = None
     index: int = 0
-    """Index among the children of the parent."""
+    """Index of the node among the children of `parent`."""
     order: int = 0
-    """Index among all nodes of the text."""
+    """Index of the node among all nodes of the text."""
     depth: int = 0
     children: list["StatementNode"] = field(default_factory=list)
     leads: bool = True

@@ -58,9 +58,9 @@ class ChangedVariables:
     inside_only: tuple[str, ...] = ()
     """Changed variables that are first bound in the loop and not read after the loop."""
     matches: tuple[RuleMatch, ...] = ()
-    """The statements that rules apply to."""
+    """The statements of the loop to which a rule applies."""
     unsure: tuple[RuleMatch, ...] = ()
-    """The statements that rules 0 and 5 apply to: their changes cannot be estimated."""
+    """The statements of the loop to which rule 0 or 5 applies: their changes cannot be estimated."""
     inferred: Mapping[str, str] = field(default_factory=dict)
     """Variable that no statement of the loop changes -> explanation of how a library changes it."""
 
@@ -224,7 +224,7 @@ def add_library_changes(
 def library_updates(tree: ast.Module) -> LibraryUpdates:
     r"""Return which optimizer updates which models, and which scheduler sets the rates of which optimizer.
 
-    The calls that make optimizers and schedulers tell: an optimizer is made from `model.parameters()`, by
+    The calls that make optimizers and schedulers show this: an optimizer is made from `model.parameters()`, by
     `model.configure_optimizers()`, or by a function such as `create_optimizer(model)`; a scheduler is made
     with an optimizer as its first argument.
 

@@ -16,7 +16,7 @@ class Obstacle:
     path: str
     line: int
     what: str
-    """What the statement does, as a sentence without its first capital and full stop."""
+    """Sentence that says what the statement does, without a capital at its start and a full stop."""
     effect: str
     """Consequence for recording, replay and resume, in words."""
     loop_line: int = 0

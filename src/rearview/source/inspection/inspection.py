@@ -45,7 +45,7 @@ class LoopReport:
     line: int
     end: int
     kind: str
-    """`"for"`, `"while"` or `"async for"`."""
+    """Keyword of the loop: `"for"`, `"while"` or `"async for"`."""
     point: tuple[str, ...]
     """Names of the loops around the loop, outermost first, then its own name: the names in its points."""
     main: bool

@@ -1,6 +1,6 @@
 """Pair the statements of a recorded text with the statements of the edited text.
 
-A recorded statement without a partner is missing, an edited statement without a partner was added. Statements
+A recorded statement that is not paired is missing; an edited statement that is not paired was added. Statements
 are compared by their syntax trees without positions, so formatting, comments and docstrings do not count. A block
 that gained statements is still paired if its head (`for epoch in range(10)`) is equal. For each missing statement,
 `MissingStatement.replacement` is the added statement that most likely replaced it.

@@ -161,7 +161,7 @@ class RewrittenStatement:
 
     extracted_variables: tuple[ExtractedVariable, ...]
     why: str = ""
-    """Why the edited statement may compute something else, or ''."""
+    """Reason why the edited statement may compute something else than the recorded one, or ''."""
 
 
 def rewrite_of(

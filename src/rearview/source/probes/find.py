@@ -263,7 +263,10 @@ class _CallSite:
     """The syntax tree of the function that contains the call, or of the module."""
 
     def follows_loops(self, loopers: frozenset[str]) -> bool:
-        """Return True if a loop, or a call of one of the functions `loopers`, runs in `level` before this call."""
+        """Return True if a loop, or a call of a function in `loopers`, may run in `level` before this call.
+
+        `loopers` are the names of functions that run loops.
+        """
         line: int = self.call.lineno  # type: ignore[attr-defined]
         arguments = {id(node) for node in ast.walk(self.call)} - {id(self.call)}
         return any(

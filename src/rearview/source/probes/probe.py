@@ -32,7 +32,7 @@ class ProbeKind(StrEnum):
 
 
 class Position(StrEnum):
-    """Where a statement is relative to the recorded loops in the same body of a loop, function or module."""
+    """Position of a statement relative to the recorded loops in the same body of a loop, function or module."""
 
     BEFORE = "before"
     BETWEEN = "between"
@@ -226,7 +226,7 @@ def _nodes(probes: Probes) -> tuple[dict[str, ast.Module], dict[Probe, ast.stmt]
 
 
 def _affecting_probes(nodes: dict[Probe, ast.stmt], logging: tuple[Probe, ...]) -> set[Probe]:
-    """Return the probes `logging` and all probes that may affect the values which these log.
+    """Return the probes `logging`, and all other probes that may affect the values that `logging` log.
 
     A probe may affect a value if it binds a name that an affecting probe mentions, if it mentions a variable that
     an affecting probe binds (and so may change it), or if it neither logs, prints nor binds anything.

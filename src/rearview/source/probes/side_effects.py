@@ -322,8 +322,8 @@ class Judge(ast.NodeVisitor):
     def _effect(self, name: str, visited: set[str]) -> str:
         """Return a training method that the project's function `name` calls, directly or through other functions.
 
-        Training methods are `mutations.TRAINING_METHODS`. If there is none, return a called method that switches the
-        mode of a model (`mutations.MODE_METHODS`); if there is none of these either, return ''.
+        Training methods are `mutations.TRAINING_METHODS`. If the function calls none, return a method that it calls
+        to switch the mode of a model (`mutations.MODE_METHODS`), or ''.
         """
         if name in visited or name not in self.functions:
             return ""

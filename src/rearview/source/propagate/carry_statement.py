@@ -72,7 +72,7 @@ class Carried:
     reasons: tuple[str, ...]
     """The evidence for the place in the old text and for the old names of variables, as sentences."""
     reason: str = ""
-    """Why the statements are refused, or ''."""
+    """Reason why the statements are refused, or ''."""
     score: float = 0.0
     """Strength of the evidence, from which `calibrated` computes `confidence`."""
     present: tuple[int, int] | None = None

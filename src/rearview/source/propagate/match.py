@@ -534,7 +534,7 @@ class _Matcher:
     def repair_repeated(self) -> None:
         """Correct the pairs of equal statements that occur several times.
 
-        Pair each of them with the old occurrence that is next to the partner of its neighbour.
+        Pair each of them with the old occurrence next to the old statement that its neighbour is paired with.
         """
         matching = self.matching
         for new in matching.new.nodes:
