@@ -1,4 +1,4 @@
-"""Split a script into cells, hash the code of a cell without its formatting, mark cells for the runtime."""
+"""Split a script into cells, hash the code of a cell, insert calls that tell the runtime which cell begins."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from rearview.errors import SourceError
 
 ENTER = "__rearview_cell__"
-"""Name of the function that is called before the first statement of a cell."""
+"""Name of the function that a script with marked cells calls before the first statement of each cell."""
 UNPARSED = (SyntaxError, ValueError, RecursionError, MemoryError)
-"""Exceptions of `ast.parse`, also for a text that is nested too deeply."""
+"""Exceptions that `ast.parse` raises if a text is not Python or is nested too deeply."""
 MARKER = re.compile(r"^#\s?%%(?:\s|\[|$)")
-"""First line of a cell in a script that divides itself into cells by `# %%`."""
+"""Matches a line that begins with `# %%`: the first line of a cell in a script with such markers."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceCell:
-    """One cell of a script."""
+    """One cell of a script: its text and where it begins."""
 
     text: str
     line: int
@@ -30,7 +30,7 @@ class SourceCell:
 
     @property
     def title(self) -> str:
-        """First line with code, shortened, to show to the user."""
+        """First line that is not blank or a comment, in at most 60 characters, or `(empty)`."""
         for line in self.text.splitlines():
             code = line.strip()
             if code and not code.startswith("#"):
@@ -52,7 +52,7 @@ def split_into_cells(source: str) -> list[SourceCell]:
     markers = [i for i, line in enumerate(lines) if MARKER.match(line)]
     tree = _parsed(source)
     if markers and tree is not None:
-        # a marker inside a string or a block begins no cell
+        # a marker inside a statement of several lines, such as a loop or a string, begins no cell
         inside = {
             n
             for node in tree.body
@@ -79,7 +79,7 @@ def _parsed(source: str) -> ast.Module | None:
     try:
         return ast.parse(source)
     except UNPARSED:
-        return None  # the script may contain magics; then the markers alone decide
+        return None  # the script may contain IPython magics; then only `# %%` markers divide it
 
 
 def _refuse(source: str) -> None:
@@ -98,7 +98,7 @@ def _first_line(node: ast.stmt) -> int:
 
 
 def _cells_from(lines: Sequence[str], starts: Sequence[int]) -> list[SourceCell]:
-    """Return the cells of a script that begin at the lines with indices `starts`, without blank cells."""
+    """Return the cells whose first lines have the indices `starts` in `lines`, without blank cells."""
     ordered = sorted(set(starts))
     cells = []
     for begin, end in zip(ordered, [*ordered[1:], len(lines)], strict=True):
@@ -123,11 +123,11 @@ def _kind(node: ast.stmt) -> str:
 
 
 def _paragraph_starts(tree: ast.Module, lines: Sequence[str]) -> Iterator[int]:
-    """Yield the index of the first line of each cell but the first cell."""
+    """Yield the index in `lines` of the first line of each cell, except for the first cell."""
     end, previous_kind = 0, ""
     for node in tree.body:
         first, kind = _first_line(node) - 1, _kind(node)
-        if previous_kind and first >= end:  # not on the line of the previous statement
+        if previous_kind and first >= end:  # two statements on one line stay in one cell
             blank = any(not line.strip() for line in lines[end:first])
             same_cell = kind == previous_kind and (kind in {"import", "definition"} or not blank)
             if not same_cell or kind == "control":
@@ -140,7 +140,9 @@ def _paragraph_starts(tree: ast.Module, lines: Sequence[str]) -> Iterator[int]:
 
 
 def code_hash(text: str) -> str:
-    """Return a hash of the code of a cell; formatting and comments do not count.
+    """Return a hash of the code of a cell that does not depend on its formatting and comments.
+
+    If the cell is not plain Python, hash its lines: then the formatting of code counts.
 
     >>> code_hash("x=1 # one") == code_hash("x = 1")
     True
@@ -153,17 +155,17 @@ def code_hash(text: str) -> str:
         body = None
     normalized = ""
     if body is not None:
-        with contextlib.suppress(RecursionError):  # if nested too deeply, hash the text as written
+        with contextlib.suppress(RecursionError):  # code that is nested too deeply is hashed below
             normalized = ast.dump(body, annotate_fields=False)
     if not normalized:
-        # the cell has magics or shell lines: hash its lines, without comments
+        # the cell has IPython magics or shell lines: hash its lines, without comments
         lines = (line.rstrip() for line in text.splitlines())
         normalized = "\n".join(line for line in lines if line and not line.lstrip().startswith("#"))
     return hashlib.sha256(normalized.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def imported_modules(text: str) -> set[str]:
-    r"""Return the top-level packages that the import statements of a cell name.
+    r"""Return the top-level packages that the absolute imports of a cell name; empty if it is not Python.
 
     >>> sorted(imported_modules("import a.b\nfrom c import d"))
     ['a', 'c']
@@ -182,7 +184,9 @@ def imported_modules(text: str) -> set[str]:
 
 
 def only_defines(text: str) -> bool:
-    r"""Return True if a cell only imports, defines functions, or assigns constants.
+    r"""Return True if a cell only imports modules, defines functions and assigns constants.
+
+    A function counts only if defining it runs no code of a decorator or a default.
 
     >>> only_defines("import sys\nLR = 0.1\ndef f(): return sys.argv")
     True
@@ -206,7 +210,7 @@ def only_defines(text: str) -> bool:
 
 
 def _runs_code(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Return True if defining a function runs other code: a decorator, or a default that is not a constant."""
+    """Return True if a function has a decorator or a default that is no constant: defining it runs code."""
     defaults = (*node.args.defaults, *(each for each in node.args.kw_defaults if each is not None))
     return bool(node.decorator_list) or not all(map(_is_constant, defaults))
 
@@ -252,10 +256,11 @@ def _is_constant(node: ast.expr) -> bool:
 
 
 def cell_starts(recorded: str, text: str) -> dict[int, int]:
-    r"""Return {line of a cell's first statement in `text`: number of the cell} for the cells of a script.
+    r"""Return {line of a cell's first statement in `text`: number of the cell}, counted from 1.
 
     The `recorded` text decides where cells begin. `text` is the recorded script, perhaps with statements
-    added; an added statement belongs to the cell around it.
+    added; an added statement belongs to the cell around it. A cell whose first statement is not in `text`
+    is left out.
 
     >>> old = "import a\n\nx = 1\n\nfor i in x:\n    f(i)\n"
     >>> cell_starts(old, old)
@@ -288,7 +293,7 @@ def cell_starts(recorded: str, text: str) -> dict[int, int]:
 
 
 def mark_cells(tree: ast.Module, starts: dict[int, int]) -> None:
-    """Put a call of `ENTER` before the first statement of each cell. `starts` maps lines to cell numbers."""
+    """Insert a call of `ENTER` before the first statement of each cell; `starts` is from `cell_starts`."""
     body: list[ast.stmt] = []
     entered_cell = 0
     for index, node in enumerate(tree.body):

@@ -1,4 +1,4 @@
-"""Find the names that statements read, bind and may change, and the statement that bound a name last.
+"""Find the names that statements read, bind and may change, and the last statement before a place that bound a name.
 
 Propagation uses this module to carry a statement to another version. Probes use `scopes`, which resolves names
 differently: docs/decisions/two-matchings.md says why both modules exist.
@@ -25,7 +25,7 @@ _READ_ONLY_CALLS = re.compile(
     r"|set_(description|postfix)\w*|flush|report\w*|format|len|str|int|float|min|max|sum|round|abs|range"
     r"|enumerate|zip|item|mean|isinstance|getattr|hasattr|join|time|perf_counter|sorted|list|dict|tuple)$"
 )
-"""Names of functions and methods that change neither their arguments nor the object they are called on."""
+"""Matches names of functions and methods that change neither their arguments nor the method's object."""
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _JUMPS = (ast.Return, ast.Break, ast.Continue, ast.Raise)
@@ -33,7 +33,7 @@ _JUMPS = (ast.Return, ast.Break, ast.Continue, ast.Raise)
 
 @dataclass(frozen=True, slots=True)
 class Uses:
-    """How a piece of code uses names."""
+    """The names that a piece of code reads, binds and may change."""
 
     reads: frozenset[str]
     """Names that the code reads before it binds them: their values come from earlier code."""
@@ -44,9 +44,9 @@ class Uses:
     members: frozenset[tuple[str, str]]
     """(name, attribute) for each `name.attribute`, read or assigned."""
     attributes: frozenset[str]
-    """Every attribute, read or assigned: `b` and `c` of `a.b.c`."""
+    """Names of all attributes, read or assigned: `b` and `c` for `a.b.c`."""
     leaves: bool
-    """The code contains a `return`, `break`, `continue` or `raise`, outside functions that it defines."""
+    """Whether the code contains a `return`, `break`, `continue` or `raise`, outside functions that it defines."""
     sets: frozenset[str] = frozenset()
     """Dotted names that are assigned, such as `self.rate`."""
     gets: frozenset[str] = frozenset()
@@ -54,7 +54,7 @@ class Uses:
 
 
 def uses(trees: Iterable[ast.AST]) -> Uses:
-    r"""Return how a sequence of statements uses names.
+    r"""Return the names that a sequence of statements or expressions reads, binds and may change.
 
     >>> used = uses(ast.parse("x = f(y)\nprint(x.a, [z for z in w])").body)
     >>> sorted(used.reads), sorted(used.writes)
@@ -88,7 +88,7 @@ class _UseReader:
         self.gets: set[str] = set()
         self.leaves = False
         self.comprehension_variables: list[set[str]] = []
-        """Variables of the comprehensions around the current node."""
+        """For each comprehension around the current node, outermost first: the variables that it binds."""
 
     def add_read(self, name: str) -> None:
         if name not in self.writes and not any(
@@ -211,7 +211,10 @@ def parameters(args: ast.arguments) -> set[str]:
 
 
 def root_name(tree: ast.AST) -> str:
-    """Return the variable that a chain of attributes and items starts from: `a` for `a.b[c].d`; else ""."""
+    """Return the variable that a chain of attributes and items starts from, such as `a` for `a.b[c].d`.
+
+    Return "" if the chain starts from another expression, such as a call.
+    """
     while isinstance(tree, (ast.Attribute, ast.Subscript, ast.Starred)):
         tree = tree.value
     return tree.id if isinstance(tree, ast.Name) else ""
@@ -234,10 +237,10 @@ def dotted(tree: ast.AST) -> str:
 
 
 def rebinds(reader: Uses, writer: Uses) -> bool:
-    """Return True if code with the uses `writer` certainly assigns something that code with `reader` reads.
+    """Return True if the code of `writer` assigns a name or an attribute that the code of `reader` reads.
 
-    An assigned attribute counts if `reader` reads that attribute or the whole object. An object that the
-    writer only passes to a call, or on which it calls a method, does not count.
+    An assigned attribute counts if `reader` reads that attribute or the whole object. An object does not
+    count if `writer` only passes it to a call or calls its methods, because such a call may change nothing.
     """
     if writer.writes & reader.reads:
         return True
@@ -255,7 +258,7 @@ def rebinds(reader: Uses, writer: Uses) -> bool:
 
 
 def conflict(first_uses: Uses, second_uses: Uses) -> bool:
-    """Return True if the order of two pieces of code can affect their results."""
+    """Return True if two pieces of code may compute something else when they run in the other order."""
     first, second = first_uses.writes | first_uses.changes, second_uses.writes | second_uses.changes
     if first_uses.leaves or second_uses.leaves:
         return True
@@ -267,7 +270,10 @@ def conflict(first_uses: Uses, second_uses: Uses) -> bool:
 
 
 def header(node: StatementNode) -> list[ast.AST]:
-    """Return the expressions in the head of a compound statement, such as the test of an `if`."""
+    """Return the expressions before the body of a loop, `if`, `with` or `match`, such as the test of an `if`.
+
+    Return an empty list for other statements.
+    """
     tree = node.tree
     if isinstance(tree, (ast.For, ast.AsyncFor)):
         return [tree.iter, tree.target]
@@ -281,7 +287,7 @@ def header(node: StatementNode) -> list[ast.AST]:
 
 
 def binds(node: StatementNode) -> frozenset[str]:
-    """Return the names that a statement itself binds, without the names that its blocks bind."""
+    """Return the names that a statement itself binds, without those that statements inside it bind."""
     if node.bound is None:
         node.bound = _binds(node)
     return node.bound
@@ -303,8 +309,8 @@ def _binds(node: StatementNode) -> frozenset[str]:
 def earlier(block: StatementNode, index: int) -> Iterator[StatementNode]:
     """Yield the nodes that may have run before the statement at `index` of `block`, nearest first.
 
-    All are nodes of one function, class or module, whose own node is the last. Branches of an `if` or `match`
-    that exclude the branch of the statement are left out.
+    The nodes are inside the function, class or module that contains `block`; the last node is that function,
+    class or module itself. Branches of an `if` or `match` that cannot run with the statement are left out.
     """
     while True:
         for child in reversed(block.children[:index]):
@@ -325,7 +331,7 @@ def earlier(block: StatementNode, index: int) -> Iterator[StatementNode]:
 
 
 def _backwards(node: StatementNode) -> Iterator[StatementNode]:
-    """Yield the nodes below a node, last first, and then the node; do not enter functions and classes."""
+    """Yield the nodes inside `node`, last first, then `node`. Do not enter functions and classes."""
     if not (node.is_scope and not node.is_block):
         for child in reversed(node.children):
             yield from _backwards(child)
@@ -343,7 +349,7 @@ def visible(block: StatementNode, index: int) -> set[str]:
         else:
             names |= binds(node)
             if isinstance(node.tree, (ast.For, ast.AsyncFor, ast.While)) and not node.is_block:
-                names |= bound_in(node)  # an earlier iteration of the loop may have bound these
+                names |= bound_in(node)  # an earlier iteration of the loop may have bound the names
     scope = block.scope() if block.parent is not None else block
     while scope.parent is not None:
         scope = scope.scope()
@@ -355,7 +361,7 @@ def visible(block: StatementNode, index: int) -> set[str]:
 
 
 def bound_in(scope: StatementNode) -> set[str]:
-    """Return every name that statements below a node bind, functions and classes not entered."""
+    """Return every name that statements inside `scope` bind. Do not enter functions and classes in it."""
     names: set[str] = set()
     stack = list(scope.children)
     while stack:
@@ -369,9 +375,10 @@ def bound_in(scope: StatementNode) -> set[str]:
 
 
 def definition(block: StatementNode, index: int, name: str) -> StatementNode | None:
-    """Return the node that binds `name` last before the statement at `index` of `block`.
+    """Return the nearest node that binds `name` before the statement at `index` of `block`.
 
-    If `name` is a parameter, return its function. Return None if nothing in the scope binds the name earlier.
+    If `name` is a parameter, return its function. Return None if no earlier node of the function, class or
+    module around the statement binds the name.
     """
     inside = block.scope().tree
     for node in earlier(block, index):

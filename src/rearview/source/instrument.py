@@ -1,9 +1,9 @@
 """Rewrite the loops of a module so that the runtime sees every iteration.
 
 `for x in xs` becomes `for x in __rearview__("id", iter(xs))`, and `while test` becomes a `for` loop over an
-endless iterator, whose body begins with the test. A loop over a `range` becomes two nested loops, over the parts
-of the range and over the numbers of a part, so that Python iterates over a plain range at full speed. Positions
-are kept, so tracebacks, debuggers, coverage and profilers see the user's own lines.
+endless iterator, whose body begins with the test. A loop over a `range` becomes two nested loops: the outer one
+over subranges that the runtime chooses, the inner one over the numbers of a subrange, at Python's full speed.
+Positions are kept, so tracebacks, debuggers, coverage and profilers see the user's own lines.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ ITER = "__rearview_iter__"
 """Name under which a rewritten program calls Python's `iter`. The program calls `iter`, not the runtime, so that
 a traceback shows no frame of Rearview."""
 PARTS = "__rearview_parts__"
-"""Name of the runtime's function that yields a `range` in parts."""
+"""Name of the runtime's function that yields a `range` as consecutive subranges."""
 TURN = "__rearview_turn__"
-"""Target of rewritten `while` loops. The runtime leaves this variable out of the state."""
+"""Loop variable of the `for` loop that replaces a `while` loop. The runtime leaves it out of the state."""
 PART = "__rearview_part__"
-"""Target of the outer of the two loops over a `range`. The runtime leaves this variable out of the state."""
+"""Loop variable of the outer of the two loops that replace a loop over a `range`: the current subrange. The
+runtime leaves this variable out of the state."""
 _MAX_SPLIT_DEPTH = 4
-"""Depth of nested loops down to which a loop over a `range` becomes two loops. Python allows only twenty nested
-blocks."""
+"""A loop over a `range` with this many or more loops of its function around it is not split into two loops, because
+Python allows only twenty nested blocks."""
 
 COMPILERS = {
     *("jit", "njit", "pjit", "compile", "script", "script_method", "vectorize", "guvectorize"),
@@ -46,36 +47,39 @@ COMPILERS = {
 """Decorators that compile a function from its text or bytecode. A function with one of these is not rewritten."""
 
 WALK = "__rearview_walk__"
-"""Name of the function that wraps the iterator of a loop in a generator function. A local variable of the generator
-keeps the wrapped iterator, so that a checkpoint can capture the iterator."""
+"""Name of the runtime's function that wraps the iterator of a loop in a generator function if the body of the loop
+yields, and the iterator of a `yield from`. The result is assigned to a local variable, so that a checkpoint can
+capture the iterator."""
 
 LOG_CALLS = {
     *("log", "print", "info", "debug", "warning", "log_metric", "log_metrics", "log_dict"),
     *("add_scalar", "add_scalars", "add_histogram", "add_image", "add_text"),
 }
-"""Names of functions and methods that log or print."""
+"""Names of functions and methods that log or print: a loop with such a call is always watched."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoopSite:
-    """One loop in the program text, with the facts that the runtime needs."""
+    """One rewritten loop of the program, with the facts about it that the runtime needs."""
 
     id: str
     name: str
     path: str
     line: int
     may_log: bool
-    """The body of the loop logs or prints, so the loop is always watched."""
+    """Whether the body logs or prints: then the runtime watches each iteration, even if the loop is short."""
     loose: bool
-    """The loop is in a generator or coroutine, so it may be suspended while other code runs."""
+    """Whether the loop is in a generator or coroutine, so that other code may run while the loop is suspended."""
     breaks: frozenset[tuple[int, int]]
-    """(line, column) of every `break` of the loop; empty if the loop has an `else`, which a `break` skips."""
+    """(line, column) of each `break` of the loop, and of a `while` itself, which ends the loop at its test.
+
+    Empty if the loop has an `else`, because a `break` skips the `else`."""
     inner: bool
-    """Another loop of the same function encloses the loop."""
+    """Whether another loop of the same function encloses the loop."""
     assigned: tuple[str, ...] = ()
-    """Variables that the body assigns, loops in the body left out."""
+    """Variables that the body assigns outside the loops in it (see `assigned_names`)."""
     inside: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """(id, assigned variables) of each loop in the body that belongs to the same function."""
+    """(id, assigned variables) of each loop in the body, at any depth, without loops of functions defined there."""
 
 
 def instrument(
@@ -87,12 +91,12 @@ def instrument(
     only: bool = False,
     suspends: bool = False,
 ) -> list[LoopSite]:
-    """Rewrite `tree` in place and return its loops in order of appearance.
+    """Rewrite `tree`, the module at `path`, in place and return its rewritten loops in order of appearance.
 
     `ids` maps line numbers to the ids that loops have in the recorded version, so that loops keep their ids in a
     text with probes. With `autolog`, every scalar assigned in a loop is logged. With `only`, just the loops in
-    `ids` are rewritten, and are taken for loops that are never suspended, even in a generator function. With
-    `suspends`, the module itself runs as a coroutine, as a cell of a notebook with `await` does.
+    `ids` are rewritten, and are taken for loops that are never suspended, even in a generator function.
+    `suspends` says that the module itself runs as a coroutine, like a cell of a notebook with `await`.
     """
     sites: list[LoopSite] = []
     if ids is None:
@@ -109,8 +113,9 @@ def instrument(
 class _Rewriter(ast.NodeTransformer):
     """Rewrites the loops of one module.
 
-    The lists `loose`, `generator` and `depth` have one item for the module and one for each function or class
-    around the current node.
+    Three lists have one item for the module and one for each function or class around the current node, outermost
+    first. `loose`: whether the function may be suspended. `generator`: whether it is a plain generator function.
+    `depth`: number of loops of the function around the current node.
     """
 
     def __init__(
@@ -135,11 +140,11 @@ class _Rewriter(ast.NodeTransformer):
         self.scope.append(node.name)
         yields = _yields(node) and not self.only
         self.loose.append(isinstance(node, ast.AsyncFunctionDef) or yields)
-        # a function under `types.coroutine` may `yield from` a coroutine, which is not iterable
+        # a function decorated with `types.coroutine` may `yield from` a coroutine, which is not iterable
         is_plain = not any(_name(decorator) == "coroutine" for decorator in node.decorator_list)
         self.generator.append(isinstance(node, ast.FunctionDef) and yields and is_plain)
         self.depth.append(0)
-        # `forward` is not rewritten: torch.compile and torch.jit trace it, and no training loop is inside
+        # `forward` is not rewritten unless it logs: torch.compile and torch.jit trace it, and it does not train
         traced = node.name == "forward" and not _logs_or_prints(node.body)
         if not traced and not any(map(_compiles, node.decorator_list)):
             self.generic_visit(node)
@@ -155,7 +160,7 @@ class _Rewriter(ast.NodeTransformer):
 
     def _id_of(self, node: Loop) -> str:
         recorded_id = self.ids.get(node.lineno)
-        if recorded_id is None:  # a probe adds the loop
+        if recorded_id is None:  # the recorded version has no such loop: a probe adds it
             return f"{self.path}:{self.function}:+{node.lineno}:{loop_name(node, self.function)}"
         return recorded_id
 
@@ -211,7 +216,7 @@ class _Rewriter(ast.NodeTransformer):
         return node
 
     def _suspends(self, node: Loop) -> bool:
-        """Return True if the loop is in a generator function and the body of the loop yields."""
+        """Return True if the loop is in a generator function, and its body contains a `yield`."""
         return self.generator[-1] and any(
             isinstance(part, ast.Yield | ast.YieldFrom) for part in _nodes_in(node.body)
         )
@@ -264,7 +269,7 @@ def _is_range(iterable: ast.expr) -> bool:
 
 
 def _rebinds_range(node: ast.AST) -> bool:
-    """Return True if a node binds the name `range` to something other than the builtin."""
+    """Return True if `node` binds the name `range`, which then may not be the builtin."""
     if isinstance(node, ast.Name):
         return node.id == "range" and isinstance(node.ctx, ast.Store)
     if isinstance(node, ast.alias):
@@ -273,10 +278,10 @@ def _rebinds_range(node: ast.AST) -> bool:
 
 
 def _in_parts(node: ast.For, site: LoopSite) -> ast.For:
-    """Return two nested loops: over the parts of a range, and over the numbers of each part.
+    """Return `node`, a loop over a range, as two nested loops: over subranges, and over the numbers of each.
 
-    A `break` of the user ends both loops. The `break` that is added for the outer loop has the position of the
-    user's `break`, so that the runtime takes it for the user's.
+    A `break` of the user ends both loops. The `break` that is added for the outer loop has the position of one of
+    the user's, so that the runtime finds it in `site.breaks`.
     """
     where = node.iter
     parts = _at(where, _call(PARTS, site.id, node.iter))
@@ -297,7 +302,7 @@ def _call(hook: str, site: str, argument: ast.expr) -> ast.Call:
 
 
 def _iterator(iterable: ast.expr, user: ast.AST) -> ast.Call:
-    """Return a call of `iter`, at the position that Python gives to the call of `iter` in `user`.
+    """Return the node of a call `iter(iterable)` with the position at which Python itself would call `iter`.
 
     `user` is the `for` loop or the `yield from` that iterates over `iterable`.
     """
@@ -313,7 +318,7 @@ def _iter_has_position_of_whole(*, loop: bool) -> bool:
     """Return True if this Python calls `iter` at the position of the whole `for` loop or `yield from`.
 
     Other versions of Python call `iter` at the position of the iterable. Tracebacks underline the position.
-    `loop` selects `for` loops; else the answer is for `yield from`.
+    With `loop`, the result is for `for` loops, otherwise for `yield from`.
     """
     text = "for x in y: pass" if loop else "def f(): yield from y"
     code = compile(text, "", "exec")
@@ -325,8 +330,11 @@ def _iter_has_position_of_whole(*, loop: bool) -> bool:
 
 
 def _walked(site: str, iterable: ast.expr, where: ast.AST) -> ast.NamedExpr:
-    """Return an expression that assigns the loop's iterator to a local variable, whose name holds the loop's number."""
-    # a loop that a probe adds is numbered by its line, so that no two loops share a variable
+    """Return an expression that wraps `iterable` by `WALK` and assigns the result to a local variable.
+
+    The name of the variable ends in the number of the loop, which is taken from its id `site`.
+    """
+    # the id of a loop that a probe adds has a line in place of a number: no two loops share a variable
     ordinal = site.rsplit(":", 2)[1].replace("+", "line_")
     name = ast.Name(f"{WALK}{ordinal}", ast.Store())
     call = ast.Call(ast.Name(WALK, ast.Load()), [iterable], [])
@@ -334,7 +342,7 @@ def _walked(site: str, iterable: ast.expr, where: ast.AST) -> ast.NamedExpr:
 
 
 def _at(where: ast.AST, node: _Node) -> _Node:
-    """Give all new parts of `node` the position of `where`, and return `node`."""
+    """Give all parts of `node` that have no position yet the position of `where`, and return `node`."""
     for part in ast.walk(node):
         if isinstance(part, ast.expr | ast.stmt) and not hasattr(part, "lineno"):
             ast.copy_location(part, where)
@@ -342,7 +350,7 @@ def _at(where: ast.AST, node: _Node) -> _Node:
 
 
 def _nodes_in(nodes: list[ast.stmt]) -> Iterator[ast.AST]:
-    """Walk statements without entering functions, lambdas and classes defined in them."""
+    """Yield the syntax nodes in statements, without those inside functions, lambdas and classes."""
     remaining: list[ast.AST] = list(nodes)
     while remaining:
         node = remaining.pop()
@@ -353,9 +361,9 @@ def _nodes_in(nodes: list[ast.stmt]) -> Iterator[ast.AST]:
 
 
 def _compiles(decorator: ast.expr) -> bool:
-    """Return True if a decorator compiles the function from its text or bytecode."""
+    """Return True if `decorator` is in `COMPILERS`, also as the argument of another decorator."""
     while isinstance(decorator, ast.Call):
-        if any(map(_compiles, decorator.args)):  # functools.partial(jax.jit, …)
+        if any(map(_compiles, decorator.args)):  # such as `functools.partial(jax.jit, …)`
             return True
         decorator = decorator.func
     return _name(decorator) in COMPILERS
@@ -402,7 +410,7 @@ def _logs_or_prints(body: list[ast.stmt]) -> bool:
 
 
 def _with_logs(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements of `body`, and a log call for each plain variable after its assignment."""
+    """Yield the statements of `body`, each followed by calls that log the plain variables it assigns."""
     for statement in body:
         yield statement
         targets: list[ast.expr] = []
@@ -426,11 +434,11 @@ def _with_logs(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 _STORES = {opmap[name] for name in ("STORE_FAST", "STORE_NAME")}
 _LOADS = {opmap[name] for name in ("LOAD_FAST", "LOAD_NAME", "LOAD_FAST_BORROW") if name in opmap}
 _STORE_AND_LOAD = opmap.get("STORE_FAST_LOAD_FAST", -1)
-"""Instruction that stores one variable and loads another, from Python 3.13 on."""
+"""Number of the instruction that stores one variable and loads another; -1 before Python 3.13."""
 
 
 def without_targets(code: CodeType) -> CodeType:
-    r"""Return code that does not bind `PART` and `TURN`, the targets of the loops that `instrument` adds.
+    r"""Return `code` changed so that it does not bind the loop variables `PART` and `TURN` of added loops.
 
     Otherwise `locals()`, `vars()`, `dir()` and class bodies would show these variables. `PART` is stored only to
     be loaded at once, so the value can stay on the stack; `TURN` is never read, so the value can be dropped. If a
@@ -471,7 +479,10 @@ def _remove_stores(data: bytearray, number: int, *, with_loads: bool) -> None:
 
 
 def _instructions(data: bytearray) -> list[tuple[int, int, int]]:
-    """Return (position, instruction, argument) for each instruction of bytecode, without prefixes and caches."""
+    """Return (position, instruction, argument) for each instruction of bytecode.
+
+    An `EXTENDED_ARG` is merged into the argument of the next instruction; `CACHE` entries are left out.
+    """
     high = 0
     instructions = []
     for at in range(0, len(data), 2):

@@ -61,24 +61,24 @@ def _calls_known_function(call: ast.Call) -> bool:
 
 
 PROBE_HOOK = "__rearview_probe__"
-"""Name that the runtime binds to a function. The function takes the line of a probe and the random generators
-that the probe uses, and returns a context manager for the statements of the probe.
+"""Name of the runtime's function that takes the line of a probe and the random generators that the probe uses,
+and returns a context manager, which restores the random state after the statements of the probe.
 """
 WITHOUT_RANDOM = "calm"
 """Attribute of `PROBE_HOOK`: a function for probes that draw no random numbers. It returns a context manager
 that does not save the random state, at a hundredth of the cost.
 """
 TRACK = "track"
-"""Attribute of `PROBE_HOOK`: the function that is called instead of methods of trackers."""
+"""Attribute of `PROBE_HOOK`: the function that probes call instead of functions and methods of trackers."""
 PACKAGE = "rearview"
-"""Package whose log calls are not replaced."""
+"""Package whose log calls in probes are left as they are."""
 
 Places = Mapping[tuple[int, int], tuple[str, ...]]
-"""(line, column) of a statement -> expressions for the random generators that the statement draws from."""
+"""(line, column) of a statement that a probe adds -> expressions of the random generators that it draws from."""
 
 
 def isolate_probes(tree: ast.Module, places: Places) -> ast.Module:
-    r"""Put the statements at `places` into `with` statements that isolate them, and return the changed `tree`.
+    r"""Put the probes at `places` into `with` statements that restore the random state; return the changed `tree`.
 
     Neighbouring statements share one `with`. All locations are kept, so tracebacks show the user's lines. The
     bodies of functions that probes add are wrapped too, because a framework may call these functions.
@@ -93,7 +93,7 @@ def isolate_probes(tree: ast.Module, places: Places) -> ast.Module:
 
 
 class _TrackerCalls(ast.NodeTransformer):
-    """Replaces each call to a tracker by a call to Rearview."""
+    """Replaces each call to a tracker in the visited nodes by a call to Rearview."""
 
     def __init__(self, tree: ast.Module) -> None:
         self.aliases = Aliases(tree)
@@ -105,7 +105,7 @@ class _TrackerCalls(ast.NodeTransformer):
                 self.package_names |= {a.asname or a.name for a in node.names}
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """Return the call, or a call to Rearview if `node` calls a tracker. Arguments are evaluated as before."""
+        """Return `node`, or if it calls a tracker, a call to Rearview with the same arguments."""
         self.generic_visit(node)
         call = log_call(node, self.aliases)
         if call is None or call.line or self._is_of_rearview(node.func):
@@ -147,7 +147,8 @@ def _wrap_probes_in(block: list[ast.stmt], places: Places, tracker_calls: _Track
 def _wrap_body(node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
     pauses = (ast.Yield, ast.YieldFrom, ast.Await)
     if any(isinstance(sub, pauses) for sub in ast.walk(node)):
-        # recorded code may run while a generator is suspended; the end of a `with` would undo its random draws
+        # recorded code may draw random numbers while the function is suspended; the end of a `with` would undo
+        # these draws
         return
     first = 1 if ast.get_docstring(node, clean=False) is not None else 0
     if len(node.body) > first:
@@ -155,7 +156,7 @@ def _wrap_body(node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
 
 
 def _wrapped(group: list[ast.stmt], places: Places) -> ast.With:
-    """Return one `with` statement around a group of probes."""
+    """Return one `with` statement around `group`; it names the random generators that `places` lists."""
     first, last = group[0], group[-1]
     generators = dict.fromkeys(g for s in group for g in places.get((s.lineno, s.col_offset), ()))
     args: list[ast.expr] = [ast.Constant(first.lineno)]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from rearview.source.loops import FUNCTIONS, walk_loops
 
 Names = Mapping[str, tuple[str, ...] | Mapping[str, str]]
-"""Function -> names of the loops in its text, in order; a loop with an empty name is not watched.
+"""Function of a library -> names of the loops in its text, in order; a loop with an empty name is not watched.
 
 If releases of the library differ in the number of loops: function -> {word in the head of a loop: its name}."""
 
@@ -105,18 +105,18 @@ class Library:
     methods: tuple[str, ...]
     """Methods that start the loop."""
     point: tuple[str, ...]
-    """Names of the watched loops, outermost first."""
+    """Names of the watched loops of the library, outermost first."""
     classes: tuple[str, ...] = ()
-    """Parts of the names of classes and functions that make objects with these methods; empty: any name."""
+    """Words in the names of classes and functions that make objects with these methods; empty if any name counts."""
     functions: tuple[str, ...] = ()
     """Functions and classes that start the loop when they are called."""
     receivers: tuple[str, ...] = ()
-    """Usual last words of variables for objects with these methods, used if the text does not show how an object was
-    made."""
+    """Usual endings of names of variables for objects with these methods, used if the text does not show how an
+    object was made."""
     hooks: tuple[str, ...] = ()
     """Functions of the program that the loop calls: places for a log statement."""
     limits: tuple[str, ...] = ()
-    """Sentences that say where no replay can start."""
+    """Sentences that say at which iterations no replay can start."""
     conditions: tuple[str, ...] = ()
     """Sentences that say which uses of the library limit where a replay can start."""
     captured: bool = False
@@ -245,7 +245,7 @@ class LibraryCall:
 
 
 def dotted(node: ast.AST) -> str:
-    """Return an expression as text if it is a name, or attributes of a name; else return "".
+    """Return an expression as text if it is a name or a chain of attributes of a name; otherwise "".
 
     >>> dotted(ast.parse("self.trainer.fit").body[0].value), dotted(ast.parse("f().g").body[0].value)
     ('self.trainer.fit', '')
@@ -266,9 +266,9 @@ class Origins:
         self.imports: dict[str, dict[str, str]] = {}
         """File path -> {name: full dotted name of the module or object that is imported under the name}."""
         self.makers: dict[str, dict[str, str]] = {}
-        """File path -> {variable as written: class or function that made its value}."""
+        """File path -> {variable, as written: class or function that made its value, as written}."""
         self.classes: dict[str, ast.ClassDef] = {}
-        """The program's classes by name."""
+        """Name of a class of the program -> its definition."""
         self.class_files: dict[str, str] = {}
         self.functions: set[str] = set()
         for path, tree in trees.items():
@@ -304,7 +304,7 @@ class Origins:
         return {name.split(".")[0] for names in self.imports.values() for name in names.values()}
 
     def full_name(self, path: str, text: str) -> str:
-        """Return a dotted expression with its first name replaced by the import of that name in the file.
+        """Return the dotted expression `text` with its first name replaced by what the file imports under the name.
 
         Return "" if the file does not import the name.
         """
@@ -313,7 +313,7 @@ class Origins:
         return f"{imported}{dot}{attributes}" if imported is not None else ""
 
     def project_class(self, path: str, text: str) -> ast.ClassDef | None:
-        """Return the class of a variable's value, or None if it is not a class of the program."""
+        """Return the class of the variable `text` in a file, or None if it is unknown or not in the program."""
         maker = self.makers.get(path, {}).get(text, "")
         return self.classes.get(maker.rpartition(".")[2])
 
@@ -342,7 +342,9 @@ class Origins:
 def library_calls(
     trees: Mapping[str, ast.Module], origins: Origins | None = None
 ) -> tuple[LibraryCall, ...]:
-    r"""Return the calls that run a training loop inside a library, in the order of files and lines.
+    r"""Return the calls that run a training loop inside a library, ordered by file and line.
+
+    Calls of libraries whose loops are not watched are included.
 
     >>> text = "import lightning as L\ntrainer = L.Trainer()\ntrainer.fit(net)\n"
     >>> [(call.call, call.library, call.point) for call in library_calls({"t.py": ast.parse(text)})]
@@ -397,7 +399,10 @@ def _belongs(
     packages: AbstractSet[str],
     origins: Origins,
 ) -> bool:
-    """Return True if the text suggests that `receiver`, which `maker` made, is an object of the library."""
+    """Return True if the text suggests that the value of `receiver` is an object of the library.
+
+    `maker` is the full name of the class or function that made the value, or "" if unknown.
+    """
     if maker:
         maker_name = maker.rpartition(".")[2]
         return maker.split(".", maxsplit=1)[0] in library.roots and (

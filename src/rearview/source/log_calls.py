@@ -18,7 +18,7 @@ NAME_METHODS = {
 }  # fmt: skip
 """Methods of TensorBoard, MLflow, Comet and similar trackers whose first argument is the name of one value."""
 DICT_METHODS = {"log_metrics", "log_params", "log_parameters", "log_dict", "log_values"}
-"""Methods of these trackers whose first argument is a dict with the names of many values."""
+"""Methods of MLflow, Comet and similar trackers whose first argument is a dict with the names of many values."""
 SUMMARY_FUNCTIONS = {"scalar", "histogram", "image", "text", "audio"}
 """Functions of `tf.summary`."""
 LINE_METHODS = {"debug", "info", "warning", "warn", "error", "critical", "exception"}
@@ -36,9 +36,9 @@ class LogCall:
     """One log call in a syntax tree."""
 
     names: tuple[str, ...]
-    """The names that the call logs, which are names of columns."""
+    """Names of the values that the call logs: names of columns."""
     line: bool
-    """The call prints or logs a line of text, and fills no column."""
+    """Whether the call prints or logs a line of text, and so fills no column."""
     node: ast.Call
 
 
@@ -58,9 +58,9 @@ class Aliases:
 
     def __init__(self, tree: ast.Module) -> None:
         self.modules: set[str] = set()
-        """Names of imported trackers."""
+        """Names under which the file imports trackers."""
         self.logs: set[str] = set()
-        """Names of imported functions that are called `log` in their tracker."""
+        """Names under which the file imports the function `log` of a tracker."""
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 for alias in node.names:
@@ -71,7 +71,9 @@ class Aliases:
 
 
 def log_call(node: ast.AST, aliases: Aliases | None = None) -> LogCall | None:
-    """Return what a node logs, or None if the node is not a log call.
+    """Return `node` as a `LogCall`, or None if it is not a log call.
+
+    Trackers that the file imports under other names are recognized only with `aliases`.
 
     >>> call = ast.parse('writer.add_scalar("loss", loss, step)').body[0].value
     >>> log_call(call).names
@@ -125,13 +127,13 @@ def log_call(node: ast.AST, aliases: Aliases | None = None) -> LogCall | None:
 
 
 def _call_of_log(node: ast.Call, first: ast.expr | None, *, of_tracker: bool) -> LogCall | None:
-    """Return what a call of a function named `log` logs, or None if it computes a logarithm.
+    """Return the call `node` of a function named `log` as a `LogCall`, or None if it seems to log no names.
 
-    With `of_tracker`, the function is known to log; else it is taken to log if its first argument has names.
+    With `of_tracker`, the function is known to log; otherwise its `first` argument must contain names as texts.
     """
     names = (*_names_in(first), *_dict_names(first))
     if not names and not of_tracker:
-        return None  # math.log(x), torch.log(x), logger.log(level, text)
+        return None  # such as `math.log(x)`, `torch.log(x)`, `logger.log(level, text)`
     if of_tracker:
         keywords = (k.arg for k in node.keywords if k.arg and k.arg not in OPTIONS)
         names = (*names, *(k for k in keywords if k not in {"name", "value"}))
@@ -152,7 +154,7 @@ def _last_word(node: ast.expr) -> str:
 
 
 def _names_in(node: ast.expr | None) -> tuple[str, ...]:
-    """Return the names that an expression may evaluate to; `*` stands for a part known only at run time."""
+    """Return the texts that an expression may evaluate to; `*` replaces parts known only at run time."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return (node.value,)
     if isinstance(node, ast.JoinedStr):
@@ -182,7 +184,7 @@ def _dict_names(node: ast.expr | None) -> tuple[str, ...]:
 
 
 def calls_in(node: ast.AST, aliases: Aliases | None = None) -> list[LogCall]:
-    """Return the log calls anywhere below `node`, in the order of the text."""
+    """Return the log calls anywhere inside `node`, in the order of the text."""
     calls = [call for sub in ast.walk(node) if (call := log_call(sub, aliases)) is not None]
     return sorted(calls, key=lambda call: (call.node.lineno, call.node.col_offset))
 
@@ -190,7 +192,7 @@ def calls_in(node: ast.AST, aliases: Aliases | None = None) -> list[LogCall]:
 def names_logged(source: Mapping[str, str]) -> dict[str, list[LogPlace]]:
     r"""Return {name: places that log the name}; `source` maps file paths to text.
 
-    `*` stands for a part of a name that is known only at run time. A file that does not parse is skipped.
+    In a name, `*` replaces a part that is known only at run time. A file that does not parse is skipped.
 
     >>> names_logged({"t.py": "for epoch in range(3):\n    rearview.log(f'norm/{k}', 1)"})
     {'norm/*': [LogPlace(path='t.py', line=2, loops=('epoch',), function='<module>')]}
@@ -215,9 +217,10 @@ def names_logged(source: Mapping[str, str]) -> dict[str, list[LogPlace]]:
 def _calls_with_loops(
     node: ast.AST, function: str, prefix: str, loops: tuple[str, ...], aliases: Aliases
 ) -> Iterator[tuple[LogCall, str, tuple[str, ...]]]:
-    """Yield (log call, function around the call, names of the loops around the call) for the calls below `node`.
+    """Yield (log call, function around the call, names of the loops around the call) for log calls inside `node`.
 
-    `prefix` begins the qualified name of a function or class that is defined directly below `node`.
+    `function` and `loops` are around `node`. The qualified name of a function or class that is defined directly
+    inside `node` begins with `prefix`.
     """
     for child in ast.iter_child_nodes(node):
         call = log_call(child, aliases)

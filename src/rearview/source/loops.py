@@ -2,7 +2,7 @@
 
 `loop_ids` gives each loop of a text an id; `recorded_loop_ids` finds the loops with these ids in an edited text.
 `find_loop_paths` follows calls by name and returns the loop paths on which each function may be called.
-`assigned_names` returns the plain variables that the body of a loop assigns, which can become captured columns.
+`assigned_names` returns the plain variables that the body of a loop assigns: their values can be captured as columns.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class LoopId:
 
 
 def loop_name(node: Loop, function: str) -> str:
-    """Return the name of a loop, by which the user calls it.
+    """Return the name of a loop that is shown to the user, such as `epoch` for `for epoch in range(3)`.
 
-    That is the name in `rearview.loop("name", …)`; else the first name in the target of a `for` that is not
-    `_`; else, as for every `while`, the name of the function (`main` at the top level).
+    It is the name in `rearview.loop("name", …)`. Otherwise it is the first name in the target of a `for` that is
+    not `_`. Otherwise, and for every `while`, it is the name of the `function` (`main` at the top level).
 
     >>> loop_name(ast.parse("for i, (x, y) in data: pass").body[0], "<module>")
     'i'
@@ -89,9 +89,9 @@ def _target_names(target: ast.expr) -> Iterator[str]:
 
 
 def walk_loops(tree: ast.Module) -> Iterator[tuple[Loop, str, tuple[str, ...]]]:
-    """Yield (loop, function, loop names) for each loop of a text, in order.
+    """Yield (loop, qualified name of its function, loop names) for each loop of a text, in order.
 
-    The loop names are those of the loops around the loop in its function, outermost first, then its own.
+    The loop names are the names of the loops around the loop in its function, outermost first, then its own.
     """
     yield from _walk(tree, MODULE, "", ())
 
@@ -115,7 +115,7 @@ def _walk(
 
 
 def unique_name(name: str, around: tuple[str, ...]) -> str:
-    """Return `name`, with a number added if it is among the names of the loops `around`."""
+    """Return `name`, or `name_2`, `name_3`, … if loops `around` already have the name."""
     if name not in around:
         return name
     count = 2
@@ -125,7 +125,7 @@ def unique_name(name: str, around: tuple[str, ...]) -> str:
 
 
 def loop_ids(tree: ast.Module, path: str = "") -> dict[int, LoopId]:
-    r"""Return {first line of a loop: id of the loop} for all loops of a text.
+    r"""Return {first line of a loop: id of the loop} for all loops of the file `path`.
 
     >>> tree = ast.parse("for epoch in range(3):\n  for x in data: pass")
     >>> [str(i) for i in loop_ids(tree, "t.py").values()]
@@ -143,19 +143,20 @@ def loop_ids(tree: ast.Module, path: str = "") -> dict[int, LoopId]:
 def recorded_loop_ids(
     recorded: ast.Module, pairs: Iterable[tuple[ast.stmt, ast.stmt]], path: str = ""
 ) -> dict[int, LoopId]:
-    """Return {first line of a loop in an edited text: id of the loop} for all recorded loops.
+    """Return {first line of a loop in an edited text: its id in the `recorded` text}.
 
-    `pairs` are (recorded statement, its counterpart in the edited text). Loops that only the edited text has are
-    left out.
+    `pairs` are (recorded statement, its counterpart in the edited text). Loops that only one of both texts has
+    are left out.
     """
     ids = loop_ids(recorded, path)
     return {edited.lineno: ids[old.lineno] for old, edited in pairs if isinstance(old, LOOPS)}
 
 
 def function_and_loops_around(parents: tuple[ast.AST, ...]) -> tuple[str, tuple[str, ...]]:
-    """Return (function around a node, names of the loops around the node in this function, outermost first).
+    """Return (function around a node, names of the loops around the node in that function, outermost first).
 
-    `parents` are the syntax nodes around the node, from the module inwards. The function is a qualified name.
+    `parents` are the syntax nodes around the node, from the module inwards. The function is given by its
+    qualified name.
     """
     function, prefix = MODULE, ""
     names: tuple[str, ...] = ()
@@ -171,7 +172,9 @@ def function_and_loops_around(parents: tuple[ast.AST, ...]) -> tuple[str, tuple[
 
 
 LoopPaths = Mapping[tuple[str, str], tuple[tuple[str, ...], ...]]
-"""(file path, function) -> loop paths on which the function may be called, as names or as ids of loops."""
+"""(file path, function) -> loop paths that may be running when the function is called.
+
+The loop paths consist of names of loops (`find_loop_names`) or of ids of loops (`find_loop_paths`)."""
 
 
 def find_loop_names(trees: Mapping[str, ast.Module], *, limit: int = 64) -> LoopPaths:
@@ -180,7 +183,7 @@ def find_loop_names(trees: Mapping[str, ast.Module], *, limit: int = 64) -> Loop
     Calls are followed by name: `fit(...)` and `anything.fit(...)` may both mean any function called `fit`.
     Some functions are left out, because the text does not show which loops run around a call: functions that no
     call names (a callback, `forward`), functions that are also passed as a value (`opt.step(closure)`),
-    generators (any loop may draw from a generator), and all functions that these functions call.
+    generators (any loop may iterate over a generator), and all functions that these functions call.
 
     >>> text = "def step(): pass\ndef fit():\n  for i in x: step()\nfor epoch in y: fit()"
     >>> find_loop_names({"t.py": ast.parse(text)})["t.py", "step"]
@@ -194,7 +197,7 @@ def find_loop_names(trees: Mapping[str, ast.Module], *, limit: int = 64) -> Loop
 
 
 def with_loop_names(loop_paths: Iterable[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
-    """Return loop paths with names of loops in place of ids, without duplicates."""
+    """Return `loop_paths` with each id replaced by the name of its loop, sorted and without duplicates."""
     return tuple(sorted({tuple(map(name_of, loop_path)) for loop_path in loop_paths}))
 
 
@@ -208,17 +211,17 @@ class FileCalls:
     calls: frozenset[tuple[str, str, tuple[str, ...]]]
     """(called name, calling function, ids of the loops of the calling function around the call)."""
     names: frozenset[str]
-    """Names that are read as values, not called."""
+    """Names that the file reads as values, without calling them."""
     attributes: frozenset[str]
-    """Attributes that are read as values, not called."""
+    """Names of attributes that the file reads as values, without calling them."""
     of_modules: frozenset[str]
-    """The `attributes` that belong to imported modules."""
+    """Those of the `attributes` that are read from imported modules."""
     generators: frozenset[str]
-    """Functions that are generators or coroutines."""
+    """Qualified names of the functions that are generators or coroutines."""
     looping: frozenset[str]
-    """Last names of functions that contain a loop, and of classes whose constructor contains a loop."""
+    """Names, without their prefixes, of functions that contain a loop and of classes whose constructor does."""
     called: Mapping[str, frozenset[str]]
-    """Last name of a function or class -> names that its body or constructor calls, and for a class its bases."""
+    """Name of a function or class, without its prefix -> names that it calls; for a class, its bases, too."""
     loops: frozenset[LoopId]
 
 
@@ -259,7 +262,7 @@ def calls_of_file(tree: ast.Module, path: str) -> FileCalls:
 
 @functools.lru_cache(maxsize=8)
 def find_loop_paths(files: tuple[FileCalls, ...], *, limit: int = 64) -> LoopPaths:
-    r"""Return, for each (file path, function), the loop paths on which the function may be called.
+    r"""Return, for each (file path, function), the loop paths that may be running when the function is called.
 
     Functions are left out as by `find_loop_names`, and also functions with more than `limit` loop paths. A loop
     path with more than `DEEPEST` loops is shortened to its outermost loops.
@@ -294,17 +297,18 @@ def find_loop_paths(files: tuple[FileCalls, ...], *, limit: int = 64) -> LoopPat
 
 
 _Function = tuple[str, str]
-"""(file path, qualified name)."""
+"""(file path, qualified name) of a function."""
 _Calls = Mapping[str, set[tuple[str, str, tuple[str, ...]]]]
-"""Called name -> (file path, calling function, ids of the loops of the calling function around the call)."""
+"""Called name -> calls: (file path, calling function, ids of the loops of the calling function around the call)."""
 
 
 def _follow_calls(
     functions: set[_Function], calls: _Calls, limit: int
 ) -> tuple[dict[_Function, set[tuple[str, ...]]], set[_Function]]:
-    """Return (loop paths of each function that a module reaches by calls, functions with more than `limit` paths).
+    """Return ({function: its loop paths}, functions with more than `limit` loop paths).
 
-    The calls that a function with too many loop paths makes are not followed.
+    The first result has the functions that are called from the top level of a file, directly or through other
+    functions. Calls inside a function with too many loop paths are not followed.
     """
     callees: dict[_Function, list[tuple[_Function, tuple[str, ...]]]] = {}
     for key in functions:
@@ -333,7 +337,7 @@ def _follow_calls(
 
 
 def _passed_as_values(files: Sequence[FileCalls], functions: set[_Function]) -> set[_Function]:
-    """Return the functions that are used as values, so that any code may call them."""
+    """Return those of `functions` that `files` use as values, so that any code may call them."""
     names = frozenset[str]().union(*(file.names for file in files))
     attributes = frozenset[str]().union(*(file.attributes for file in files))
     of_modules = frozenset[str]().union(*(file.of_modules for file in files))
@@ -347,7 +351,7 @@ def _passed_as_values(files: Sequence[FileCalls], functions: set[_Function]) -> 
 
 
 def _read_as_values(nodes: Sequence[ast.AST]) -> tuple[set[str], set[str], set[str]]:
-    """Return (names, attributes, attributes of modules) that are read as values, not called."""
+    """Return (names, attributes, attributes of modules) that `nodes` read as values, without calling them."""
     names: set[str] = set()
     attributes: set[str] = set()
     of_modules: set[str] = set()
@@ -436,7 +440,10 @@ def _last_name(node: ast.expr) -> str:
 
 
 def name_in_calls(function: str) -> str:
-    """Return the name that a call uses: the last word of a function's name, or of its class's for `__init__`."""
+    """Return the name by which code calls `function`, a qualified name: its last word.
+
+    For `__init__`, that is the name of the class.
+    """
     parts = function.split(".")
     return parts[-2] if parts[-1] == "__init__" and len(parts) > 1 else parts[-1]
 
@@ -448,7 +455,7 @@ class _CallCollector:
         self.ids = ids
 
     def functions(self, node: ast.AST, prefix: str = "") -> Iterator[str]:
-        """Yield the qualified name of each function below a node."""
+        """Yield the qualified name of each function inside `node`; each begins with `prefix`."""
         for child in ast.iter_child_nodes(node):
             if isinstance(child, FUNCTIONS):
                 yield prefix + child.name
@@ -461,10 +468,10 @@ class _CallCollector:
     def calls(
         self, node: ast.AST, function: str, prefix: str, around: tuple[str, ...]
     ) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-        """Yield (called name, calling function, ids of the loops around the call) for each call below a node.
+        """Yield (called name, calling function, ids of the loops around the call) for each call inside `node`.
 
-        `function` and `around` are the function and the loops around the node; `prefix` begins the qualified name
-        of a function or class that is defined directly below the node.
+        `function` and `around` are the function and the loops around `node`. The qualified name of a function or
+        class that is defined directly inside `node` begins with `prefix`.
         """
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.Call):
@@ -494,7 +501,7 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 def assigned_names(loop: Loop) -> tuple[str, ...]:
     r"""Return the variables that the body of a loop assigns, in order.
 
-    Left out are assignments in loops inside the body, names that begin with an underscore, and targets of loops.
+    Assignments in inner loops, names that begin with an underscore, and targets of loops are left out.
 
     >>> text = "for e in r:\n  if e:\n    loss = 1\n  a, (b, _c) = f()\n  for i in a:\n    i += 1; x = 2"
     >>> assigned_names(ast.parse(text).body[0])
@@ -511,7 +518,7 @@ def assigned_names(loop: Loop) -> tuple[str, ...]:
 
 
 def loops_inside(loop: Loop) -> list[Loop]:
-    """Return the loops in the body of a loop, at any depth, without those in functions defined there."""
+    """Return the loops in the body of `loop`, at any depth, without loops of functions defined there."""
     return [node for node in _inside(loop, into_loops=True) if isinstance(node, Loop)]
 
 
@@ -522,7 +529,10 @@ def _statements(loop: Loop) -> Iterator[ast.AST]:
 
 
 def _inside(loop: Loop, *, into_loops: bool) -> Iterator[ast.AST]:
-    """Yield the nodes of a loop's body in the order of the text, not entering functions, classes and comprehensions."""
+    """Yield the nodes of a loop's body, and of the test of a `while`, in the order of the text.
+
+    Functions, classes and comprehensions are not entered, nor the bodies of inner loops unless `into_loops`.
+    """
     remaining: list[ast.AST] = list(reversed(loop.body))
     if isinstance(loop, ast.While):
         remaining.append(loop.test)

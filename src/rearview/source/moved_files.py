@@ -19,8 +19,8 @@ def with_old_imports(text: str, path: str, renamed: Mapping[str, str]) -> str:
     r"""Return `text` with each import of a renamed module changed to the module's older name.
 
     `renamed` maps newer paths to older paths. Lines stay where they are. The name that `import module` binds is
-    renamed wherever it is read. If a name cannot be renamed safely, the text is returned unchanged, so that it
-    differs from the recorded text.
+    renamed wherever it is read. If a name cannot be renamed safely, `text` is returned unchanged; a comparison
+    with the recorded text then shows the difference.
 
     >>> with_old_imports("from tools import f\n", "main.py", {"tools.py": "util.py"})
     'from util import f\n'
@@ -56,13 +56,13 @@ def with_old_imports(text: str, path: str, renamed: Mapping[str, str]) -> str:
 
 
 _Edit = tuple[int, int, str, str]
-"""(line, column, word in the text, word to put in its place)."""
+"""Replacement of a word: (line, column in bytes, word in the text, new word)."""
 _Modules = Mapping[tuple[str, ...], tuple[str, ...]]
-"""Dotted name of a module in the newer version -> dotted name in the older version, both in parts."""
+"""Name of a module in the newer version -> name in the older version, both split at the dots."""
 _Packages = tuple[tuple[str, ...], tuple[str, ...]]
-"""Folders of the file with the import: in the newer version, and in the older version."""
+"""Folder of the file with the import in the newer and in the older version, both split at the slashes."""
 _ImportChanges = tuple[list[_Edit], dict[str, str]]
-"""Edits of an import, and {name that the import binds: name that the import binds after the edits}."""
+"""(edits of an import, {name that the import binds: name that it binds after the edits})."""
 
 
 def _edit_import(node: ast.Import, modules: _Modules, packages: _Packages) -> _ImportChanges | None:
@@ -84,7 +84,7 @@ def _edit_import(node: ast.Import, modules: _Modules, packages: _Packages) -> _I
 def _edit_from_import(
     node: ast.ImportFrom, modules: _Modules, packages: _Packages
 ) -> _ImportChanges | None:
-    """Return the changes of `from … import …`, or None if one such statement cannot import the older names.
+    """Return the changes of `from … import …`, or None if a single statement cannot import the older names.
 
     The name after `from` and each name after `import` may be the name of a module.
     """
@@ -113,7 +113,7 @@ def _edit_from_import(
 
 
 def _old_name(name: str, level: int, modules: _Modules, packages: _Packages) -> str | None:
-    """Return the name that imports the module `name` in the older version, or None if the name is unchanged.
+    """Return the name by which the older version imports the module `name`, or None to leave it unchanged.
 
     `level` is the number of dots before the name in a relative import.
     """
@@ -137,9 +137,9 @@ def _old_name(name: str, level: int, modules: _Modules, packages: _Packages) -> 
 
 
 def _edit_reads(tree: ast.Module, bound: Mapping[str, str]) -> list[_Edit] | None:
-    """Return edits that rename the names in `bound` wherever they are read.
+    """Return edits that rename the names in `bound` (name -> new name) wherever the text reads them.
 
-    Return None if one of these names, or its new name, is bound elsewhere in the text.
+    Return None if the text binds one of these names, or a new name, in another statement than the import.
     """
     names = {*bound, *bound.values()}
     edits = []
@@ -154,7 +154,7 @@ def _edit_reads(tree: ast.Module, bound: Mapping[str, str]) -> list[_Edit] | Non
 
 
 def _other_bindings(node: ast.AST, bound: Mapping[str, str]) -> list[str]:
-    """Return the names that a node binds or declares without a `Name` node, imports of `bound` names left out."""
+    """Return the names that `node` binds or declares without an `ast.Name`, except imports of `bound` names."""
     if isinstance(node, ast.arg):
         return [node.arg]
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -169,7 +169,7 @@ def _other_bindings(node: ast.AST, bound: Mapping[str, str]) -> list[str]:
 
 
 def _edited(text: str, edits: list[_Edit]) -> str:
-    """Return the text with words replaced, or unchanged if the text does not have each word at its position."""
+    """Return the text after the edits, or unchanged if a word is not at the position that its edit gives."""
     lines = split(text)
     for line, column, word, replacement in sorted(set(edits), reverse=True):
         raw = lines[line - 1].encode()
@@ -182,7 +182,7 @@ def _edited(text: str, edits: list[_Edit]) -> str:
 
 
 def _module_parts(path: str) -> tuple[str, ...]:
-    """Return the dotted name of a file's module, in parts, relative to the project's folder."""
+    """Return the parts of the dotted name under which the project imports the file `path`."""
     parts = tuple(path.removesuffix(".py").split("/"))
     return parts[:-1] if parts[-1] == "__init__" else parts
 
@@ -192,15 +192,15 @@ def _package_path(path: str) -> tuple[str, ...]:
 
 
 _LEAST_SHARED = 0.5
-"""Fraction of their text that two files must share to be paired."""
+"""Least fraction of their text that two files must share to be paired (see `_are_similar`)."""
 _EQUAL_SCORES = 0.05
-"""Two candidates whose scores differ by less are equally good."""
+"""Two candidates are taken for equally good if their scores differ by less than this."""
 _SAME_NAME = 0.1
-"""Added to the score of two files with equal file names."""
+"""Amount that is added to the score of two files with equal file names."""
 _SAME_FOLDER = 0.06
-"""Added to the score of two files with equal file names for each equal folder above."""
+"""Amount that is added to the score of two files with equal names for each equal folder name directly above them."""
 _MOST_COMPARED = 200
-"""If one of two versions has more unpaired files, only files with equal texts are paired."""
+"""If one of two versions has more unpaired files than this, only files with equal texts are paired."""
 
 Files = Mapping[str, str]
 
@@ -210,19 +210,19 @@ class FileNames:
     """The names that the files of an older version have in a newer version."""
 
     now: Mapping[str, str] = field(default_factory=dict)
-    """Older path -> newer path, of the files that are in both versions."""
+    """Older path -> newer path, for the files that are in both versions."""
     doubtful: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Older path of a file -> newer paths of the files that it may have become."""
 
     @property
     def changed(self) -> dict[str, str]:
-        """Older path -> newer path, of the files whose path changed."""
+        """Older path -> newer path, for the files whose path changed."""
         return {old: new for old, new in self.now.items() if old != new}
 
     def after(self, older: FileNames) -> FileNames:
-        """Return the names from the older version of `older` to the newer version of this object.
+        """Return the names that the files of the older version of `older` have in the newer version of `self`.
 
-        The newer version of `older` must be the older version of this object.
+        The newer version of `older` must be the older version of `self`.
 
         >>> FileNames({"b.py": "c.py"}).after(FileNames({"a.py": "b.py", "x.py": "y.py"})).now
         {'a.py': 'c.py'}
@@ -238,9 +238,10 @@ class FileNames:
         return FileNames(new_paths, candidates)
 
     def with_old_names(self, new: Files, old: Files) -> dict[str, str]:
-        """Return the files of the newer version under their names in the older version.
+        """Return {older path: text} for the files of the newer version; `new` and `old` map paths to text.
 
-        Imports of renamed files get the older names; every statement stays on its line.
+        A file that the older version lacks keeps its path, or is left out if the older version has another file
+        there. Imports of renamed files get the older names; every statement stays on its line.
         """
         if not self.changed:
             return dict(new)
@@ -250,14 +251,15 @@ class FileNames:
         for path, text in new.items():
             if path in old_paths:
                 files[old_paths[path]] = with_old_imports(text, path, renamed)
-            elif path not in old:  # otherwise the older version has another file with this path
+            elif path not in old:  # if it is, the older version has another file with this path
                 files[path] = text
         return files
 
     def unique_new_paths(self, old: Files) -> dict[str, str]:
-        """Return {older path: newer path} for every file of the older version, no two newer paths equal.
+        """Return {older path: newer path} for every file in `old`; all newer paths are different.
 
-        A file that the newer version does not have keeps its path, unless a renamed file has taken that path.
+        A file that the newer version does not have keeps its path. If a renamed file has taken that path, `then/`
+        is put before it.
         """
         new_paths = set(self.now.values())
         return {
@@ -269,7 +271,7 @@ class FileNames:
 def renames(old: Files, new: Files) -> FileNames:
     r"""Pair the files of two versions: first files with equal paths, then files with similar text.
 
-    Each file is paired at most once. If two files fit equally well, neither is paired.
+    Each file is paired at most once. An older file for which several pairs fit equally well is `doubtful`.
 
     >>> text = "import data\nfor x in data.load():\n    step(x)\n"
     >>> renames({"train.py": text}, {"main.py": text + "print(x)\n"}).now
@@ -289,7 +291,7 @@ def renames(old: Files, new: Files) -> FileNames:
 
 
 _Scores = dict[tuple[str, str], float]
-"""(older path, newer path) -> how well the two files fit."""
+"""(older path, newer path) -> score of the pair: 1 for equal texts, plus a bonus for equal names."""
 
 
 def _scores(old: Files, new: Files) -> _Scores:
@@ -312,7 +314,7 @@ def _scores(old: Files, new: Files) -> _Scores:
 
 
 def _pair_by_score(scores: _Scores) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
-    """Return {older path: newer path} of certain pairs, and {older path: candidates} of the doubtful files."""
+    """Return ({older path: newer path} for certain pairs, {older path: newer paths} for doubtful files)."""
     paired: dict[str, str] = {}
     doubtful: dict[str, tuple[str, ...]] = {}
     paired_new: set[str] = set()
@@ -337,7 +339,10 @@ def _pair_by_score(scores: _Scores) -> tuple[dict[str, str], dict[str, tuple[str
 
 
 def _pair_by_folder(paired: dict[str, str], doubtful: dict[str, tuple[str, ...]]) -> None:
-    """Pair each doubtful file with its only candidate in a folder to which files of its folder moved."""
+    """Pair a doubtful file with a candidate if only this one is in a folder to which files of its folder moved.
+
+    `paired` and `doubtful` are changed in place.
+    """
     moves = {(_folder_of(old), _folder_of(new)) for old, new in paired.items()}
     for old, candidates in list(doubtful.items()):
         in_folder = [
@@ -353,7 +358,7 @@ def _pair_by_folder(paired: dict[str, str], doubtful: dict[str, tuple[str, ...]]
 
 
 def _common_end(first: str, second: str) -> int:
-    """Return how many parts at their ends two paths have in common."""
+    """Return the number of equal parts at the ends of two paths: 2 for `a/x/f.py` and `b/x/f.py`."""
     pairs = zip(reversed(first.split("/")), reversed(second.split("/")), strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 

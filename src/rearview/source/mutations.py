@@ -1,10 +1,10 @@
-"""Tables of calls that change objects, and a test whether a value may be an object of the recorded run.
+"""Tables of calls that change objects, and the class `Levels`, which tells whether a value may belong to the run.
 
 The tables list methods and functions by their last word only, because the text does not give the type of an
-object. For a call that changes an object they also say what the user can write in its place.
+object. For a call that changes an object, the tables also say what the user can write in its place.
 
-A probe may change values that it created, but may only read objects of the run. `Levels` distinguishes both for
-each expression, from the text alone; in doubt a value is taken for an object of the run.
+A probe may change values that it created, but may only read objects of the recorded run. `Levels` decides from the
+text alone which of both the value of an expression is; in doubt, it is taken for an object of the run.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _GROUPS: tuple[tuple[str, str, str], ...] = (
 CHANGING_METHODS: dict[str, tuple[str, str]] = {
     name: (why, remedy) for names, why, remedy in _GROUPS for name in names.split()
 }
-"""Method -> (why a probe may not call the method on a live object, what the user can do)."""
+"""Method -> (why a probe may not call the method on an object of the run, what the user can do)."""
 
 IN_PLACE = ("its name ends in `_`: it changes a live tensor in place", COPY)
 
@@ -85,19 +85,20 @@ UNUSED_RESULT_METHODS: dict[str, tuple[str, str]] = dict.fromkeys(
     "add to cpu cuda half double float bfloat16 type compile fill put resize".split(),
     ("called for its effect, it changes the live object", COPY),
 )
-"""Methods that change a set or a module, but return a new tensor when called on a tensor. A probe may not call one
-without using the result, or on an object that is known to be a module.
+"""Method -> (why a probe may not call it, what the user can do). The methods change a set or a module, but return
+a new tensor when called on a tensor. A probe may not call such a method without using the result, or on an object
+that is known to be a module.
 """
 
 CONTAINER_METHODS = frozenset(_GROUPS[0][0].split())
-"""Methods that change a container."""
+"""Methods that change a list, dict, set or other container."""
 
 FIRST_ARGUMENT_FUNCTIONS: dict[str, tuple[str, str]] = dict.fromkeys(
     "shuffle heappush heappop heapify heapreplace heappushpop insort insort_left "
     "insort_right copyto fill_diagonal place put putmask setattr delattr".split(),
     ("it changes its first argument", COPY),
 )
-"""Functions that change their first argument."""
+"""Function that changes its first argument -> (why a probe may not call it, what the user can do)."""
 
 ENDING_CALLS = frozenset({"exit", "quit", "_exit", "abort", "kill", "input"})
 """Functions that end the program or wait for the user."""
@@ -116,7 +117,7 @@ MODE_METHODS = frozenset({"train", "eval"})
 MODULE_SIGNS = frozenset(
     "train eval parameters named_parameters state_dict load_state_dict zero_grad modules".split()
 )
-"""Methods that only modules and optimizers have, so that a call of the method identifies such an object."""
+"""Methods that only modules and optimizers have: an object with such a method is taken for one of them."""
 GENERATOR_CALLS = frozenset({"default_rng", "RandomState", "Generator", "Random"})
 """Functions and classes that make random generators."""
 
@@ -165,7 +166,7 @@ def root(node: ast.AST) -> ast.AST:
 
 
 class Level(IntEnum):
-    """Whether a value is an object of the recorded run, contains one, or is neither."""
+    """Relation of a value to the recorded run: the value is an object of the run, contains one, or neither."""
 
     FRESH = 0
     """Created by the probe."""
@@ -178,12 +179,12 @@ class Level(IntEnum):
 
 
 def level_of_part(level: Level) -> Level:
-    """Return the level of an element or attribute of a value."""
+    """Return the level of an element or attribute of a value with the level `level`."""
     return Level.LIVE if level is Level.SHALLOW else level
 
 
 def combined_level(*levels: Level) -> Level:
-    """Return the level of a new value made from values of these levels: FRESH if all are, else SHALLOW."""
+    """Return the level of a new value that is made from values with `levels`: FRESH if all are FRESH, else SHALLOW."""
     return Level.FRESH if max(levels, default=Level.FRESH) is Level.FRESH else Level.SHALLOW
 
 
@@ -213,7 +214,7 @@ def program_facts(trees: list[ast.Module]) -> ProgramFacts:
 
 
 class Levels:
-    """The levels of the expressions in added code.
+    """Tells the `Level` of each expression in statements that probes add.
 
     A variable of a probe gets the highest level of all values that are assigned to the variable, so the order of
     statements does not matter. `live_names` are names that probes share with recorded code.
@@ -266,7 +267,7 @@ class Levels:
                 self._raise_level(base, Level.SHALLOW, scope)
 
     def of(self, node: ast.expr, scope: Scope) -> Level:
-        """Return the level of an expression."""
+        """Return the level of the value of an expression in `scope`."""
         if isinstance(node, ast.Name):
             return self._name(node.id, scope)
         if isinstance(node, ast.Attribute | ast.Subscript | ast.Starred | ast.Await):
@@ -305,7 +306,8 @@ class Levels:
         is_method = owner.added and owner.parent is not None and owner.parent.is_class
         if name == "self" and is_method and owner.parent is not None and owner.parent.added:
             return Level.FRESH
-        # an exception that the probe catches is created by the probe; parameters may be objects of the run
+        # a name without a level: an exception that the probe catches is a new object, but an argument that is
+        # passed to a function of the probe may be an object of the run
         return Level.FRESH if name in owner.added_bound else Level.LIVE
 
     def _call(self, node: ast.Call, scope: Scope) -> Level:
@@ -322,7 +324,7 @@ class Levels:
             owner = scope.owner_of(node.func.id)
             is_recorded = owner is not None and node.func.id not in owner.added_bound
             if is_recorded and not called[:1].isupper() and not levels:
-                return Level.LIVE  # a function of the project may return an object of the run
+                return Level.LIVE  # a function of the recorded code may return an object of the run
         levels = [Level.FRESH if level is Level.CODE else level for level in levels]
         if called in NEW_CONTAINER_CALLS or called[:1].isupper():
             return combined_level(*levels)

@@ -27,12 +27,12 @@ PYTHON_BODIES = ("time", "capture")
 _MARKER = "# %% In [{}]"
 _MARKER_LINE = re.compile(r"# %% In \[(\d+)\]\Z")
 _MAGIC_PREFIX = "#: "
-"""Put before a line `%%magic` if the body of the cell is Python."""
+"""Prefix that the program text has before the line `%%magic` of a cell if the body of the cell is Python."""
 _UNREADABLE_PREFIX = "#! "
-"""Put before each line of a cell that is not Python."""
+"""Prefix that the program text has before each line of a cell that is not Python."""
 _FILE_AND_LINE = re.compile(r"([^\s`'\"]+\.ipynb)\.py:(\d+)")
 _VOLATILE = frozenset({"execution", "ExecuteTime", "papermill", "collapsed", "scrolled", "widgets"})
-"""Metadata that tools write when cells are executed or viewed."""
+"""Keys of metadata that tools write when cells are executed or viewed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class CodeCell:
     source: str
     """Text of the cell as the user wrote it."""
     text: str
-    """Text of the cell as Python, without magics."""
+    """Text of the cell as Python, with magics translated to calls (see `python_of`)."""
     line: int
     """Line of the program text on which the cell begins."""
     tags: frozenset[str] = frozenset()
@@ -58,7 +58,7 @@ class CodeCell:
 
     @property
     def readable(self) -> bool:
-        """Whether the cell is Python, with or without magics and shell lines."""
+        """Whether the cell is Python, perhaps with magics and shell lines."""
         return not is_unreadable(self.text)
 
     def tree(self) -> ast.Module:
@@ -68,7 +68,7 @@ class CodeCell:
 
 @dataclass(frozen=True, slots=True)
 class Notebook:
-    """A notebook as a program."""
+    """The executed code cells of a notebook, and the program text that they form."""
 
     cells: tuple[CodeCell, ...]
     text: str
@@ -77,7 +77,7 @@ class Notebook:
     kernel: str = ""
 
     def cell_at(self, line: int) -> tuple[int, int]:
-        """Return (number of the cell, line in the cell) for a line of the program text."""
+        """Return (number of the cell, line in the cell), both from 1, for a line of the program text."""
         for cell in reversed(self.cells):
             if line >= cell.line - 1:
                 return cell.number, max(1, line - cell.line + 1)
@@ -85,7 +85,7 @@ class Notebook:
 
 
 def parse(data: bytes, path: str = "the notebook") -> Notebook:
-    """Return the notebook in the bytes of a file; raise if the file is not a notebook of format 4."""
+    """Return the notebook whose file contains `data`; raise `SourceError` if it is not a notebook of format 4."""
     content = _content(data, path)
     language = _language(content)
     cells: list[CodeCell] = []
@@ -102,7 +102,7 @@ def parse(data: bytes, path: str = "the notebook") -> Notebook:
 
 
 def language_and_positions(data: bytes, path: str = "the notebook") -> tuple[str, list[int]]:
-    """Return (language of a notebook, positions of the executed cells, in order).
+    """Return (language of a notebook, indices of the executed cells among all its cells).
 
     Unlike `parse`, this function does not import IPython, which translates magics to Python.
     """
@@ -117,7 +117,7 @@ def _language(content: Mapping[str, Any]) -> str:
 
 
 def _executed(content: Mapping[str, Any]) -> Iterator[tuple[int, str, frozenset[str]]]:
-    """Yield (position, source, tags) of each code cell that is executed."""
+    """Yield (index among all cells, source, tags) of each code cell that is executed."""
     for position, cell in enumerate(content["cells"]):
         source, tags = _source(cell), _tags(cell)
         if cell.get("cell_type") == "code" and source.strip() and "skip-execution" not in tags:
@@ -205,9 +205,9 @@ def is_unreadable(text: str) -> bool:
 
 
 def source_of(text: str) -> str:
-    """Return the source of a cell from its text as Python, with or without added probes.
+    """Return the source of a cell from `text`, its text as Python, perhaps with added probes.
 
-    The reverse of `python_of`, but magics inside the cell stay translated.
+    This is the reverse of `python_of`, except that magics inside the cell stay translated to calls.
     """
     lines = text.split("\n")
     if is_unreadable(text):
@@ -221,7 +221,7 @@ def divide_into_cells(old: str, text: str, path: str = "the notebook") -> str:
     r"""Return `text` with its marker lines changed so that it has the cells of `old`.
 
     `text` and `old` are program texts of notebooks; `text` adds statements. An added cell becomes part of the
-    cell before, because recorded values are found by the numbers of cells. Every line keeps its number.
+    cell before it, because recorded values are found by the numbers of cells. Every line keeps its number.
 
     >>> old = "# %% In [1]\nx = 1\n# %% In [2]\ny = 2\n"
     >>> new = "# %% In [1]\nx = 1\n# %% In [2]\nlog(x)\n# %% In [3]\ny = 2\n"
@@ -252,7 +252,7 @@ def divide_into_cells(old: str, text: str, path: str = "the notebook") -> str:
 
 
 def _numbered(text: str) -> list[tuple[int, str]]:
-    """Return (number of the cell, line) for each line of a program text, without blank lines and markers."""
+    """Return (number of the cell, line) for the lines of a program text, without blank lines and markers."""
     lines, cell = [], 0
     for line in text.split("\n"):
         if _MARKER_LINE.match(line):
@@ -263,7 +263,7 @@ def _numbered(text: str) -> list[tuple[int, str]]:
 
 
 def with_text(data: bytes, text: str, path: str = "the notebook") -> bytes:
-    """Return the notebook `data` with the sources of its cells changed so that its program text is `text`."""
+    """Return the notebook file `data` with its cells changed so that the program text becomes `text`."""
     content = _content(data, path)
     before = parse(data, path)
     bodies: list[list[str]] = []
@@ -295,9 +295,9 @@ def _refuse_placement(path: str) -> NoReturn:
 
 
 def without_outputs(data: bytes) -> bytes:
-    """Return a notebook without what execution and viewing change, so that equal programs have equal bytes.
+    """Return a notebook file without outputs and other content that depends on executing or viewing it.
 
-    Data that is not a notebook is returned unchanged.
+    Notebooks with equal programs then have equal bytes. Data that is not a notebook is returned unchanged.
     """
     try:
         content = _content(data, "")
@@ -329,7 +329,7 @@ def _encoded(content: Mapping[str, Any]) -> bytes:
 
 
 def as_programs(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return `files` and, for each Python notebook among them, its program text as one more file."""
+    """Return `files` (path -> content) plus the program text `<path>.py` of each Python notebook among them."""
     programs = dict(files)
     for path, data in files.items():
         if is_notebook(path):

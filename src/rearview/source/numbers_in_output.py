@@ -1,6 +1,6 @@
-"""Find the named numbers in lines that a program prints: `{"loss": 0.12}` in `epoch 3 loss 0.12`.
+"""Find the named numbers in lines that a program prints: `epoch 3 loss 0.12` gives `{"loss": 0.12}`.
 
-docs/capture.md explains the rules to users.
+docs/capture.md explains to users which numbers are found.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import re
 from dataclasses import dataclass, field
 
 LONGEST = 400
-"""Number of characters at the beginning of a line that are searched."""
+"""Number of characters at the beginning of a line that are searched for numbers."""
 MOST = 30
-"""Most numbers that are returned for one line."""
+"""Maximal count of numbers that are returned for one line."""
 
 
 def _words(text: str) -> frozenset[str]:
@@ -32,7 +32,7 @@ METRICS = _words(
     "objective cost mcc kappa specificity sensitivity l1 l2 acc1 acc5 prec1 prec5 ap mrr ndcg "
     "hits dt"
 )
-"""Names, or last words of names, that need no `:` or `=` before the number."""
+"""Names of metrics, or last words of such names. A number after such a name counts even without `:` or `=`."""
 _SPLITS = {
     "train": "train",
     "training": "train",
@@ -45,12 +45,12 @@ _SPLITS = {
     "evaluation": "eval",
     "dev": "dev",
 }
-"""Word at the beginning of a line -> prefix of all names on the line."""
+"""Word at the beginning of a line -> name of the data set, which becomes the prefix of all names on the line."""
 _ADJECTIVES = _words(
     "avg avg. average mean running total best final smoothed batch epoch top max min last "
     "current weighted macro micro new old mini-batch"
 )
-"""Words before a metric that are part of its name."""
+"""Words that belong to the name of a metric if they are before it."""
 
 _NUMBER = (
     r"[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf)\b"
@@ -66,11 +66,11 @@ _PAIR = re.compile(
     r"(?![\w:/\-]|\.\d)",
     re.IGNORECASE,
 )
-"""A name, then `:`, `=` or a space, then a number, with at most a unit after it."""
+"""Matches a name, then `:`, `=` or a space, then a number, and optionally a unit, `/total` and a percentage."""
 _BAR = re.compile(r"^.*?\d+%\|.*?\|\s*\S+/\S+\s*\[(?P<inside>.*?)\]?\s*$")
-"""A progress bar of tqdm; the group is the text in brackets."""
+"""Matches a progress bar of tqdm; the group `inside` is the text in its brackets."""
 _TIMES = re.compile(r"^[^,]*?(?:<[^,]*)?(?:,\s*\S*\s*(?:it|s|B|\w+)/(?:s|\w+))?(?:,|$)")
-"""The times and the rate with which the text in the brackets of a progress bar begins."""
+"""Matches the times and the rate at the beginning of the text in the brackets of a tqdm progress bar."""
 _KERAS_BAR = re.compile(r"^\s*\d+/\S+\s+[━=>.\-\s]*\s*(?=\d|-|$)")
 _PIPES = re.compile(rf"^\|\s*(?P<name>{_WORD})\s*\|\s*(?P<number>{_NUMBER})\s*\|$")
 _SENTENCE = re.compile(
@@ -78,7 +78,7 @@ _SENTENCE = re.compile(
     rf"[^:=]*?(?::|=|\bis)\s*(?P<number>{_NUMBER})\s*%?\s*\.?$",
     re.IGNORECASE,
 )
-"""A sentence such as `Accuracy of the network on the 10000 test images: 97 %`."""
+"""Matches a sentence such as `Accuracy of the network on the 10000 test images: 97 %`."""
 _SPLIT_HEAD = re.compile(r"^[\s\W]*(?P<word>[A-Za-z]+)\b(?:\s+set\b)?", re.IGNORECASE)
 _STAMP = re.compile(
     r"^\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,]?\d*\]?\s*|^\[?\d\d:\d\d:\d\d[.,]?\d*\]?\s*"
@@ -118,10 +118,10 @@ def numbers_in(line: str) -> dict[str, Number]:
 
 @dataclass(slots=True)
 class PrintedNumbers:
-    """The reader of one output stream. The head of a printed table names the numbers in the rows below."""
+    """Reads one output stream line by line. The first line of a printed table names the numbers in the next lines."""
 
     _columns: list[str] = field(default_factory=list)
-    """Names in the head of the current table; empty outside tables."""
+    """Names of the columns of the current table, from its first line; empty outside tables."""
 
     def read(self, line: str) -> dict[str, Number]:
         """Return {name: number} for the named numbers of the next line.
@@ -154,7 +154,7 @@ class PrintedNumbers:
 
 
 def _without_noise(line: str) -> str:
-    """Return a line without progress bars, time stamps, log levels, file paths and addresses."""
+    """Return a line without progress bars, time stamps, log levels, file paths and URLs."""
     bar = _BAR.match(line)
     if bar:
         return _TIMES.sub("", bar["inside"], count=1)
@@ -167,7 +167,7 @@ def _without_noise(line: str) -> str:
 def _metric_name(match: re.Match[str], split: str) -> str:
     """Return the column name for a name and number that `_PAIR` matched, or "" if the number is not a metric.
 
-    `split` is the part of the data that the line is about, or "".
+    `split` is the result of `_split_of` for the line; the name gets it as a prefix.
     """
     words = match["name"].split(" ")
     only_space = not match["sep"].strip()
@@ -187,7 +187,7 @@ def _metric_name(match: re.Match[str], split: str) -> str:
 
 
 def _words_of_metric(words: list[str]) -> list[str]:
-    """Return the last of `words` that name a metric, or an empty list if the last word is no metric."""
+    """Return the words at the end of `words` that name a metric; empty if the last word is no metric."""
     plain = re.sub(r"[@_\-].*", "", words[-1].lower())
     if words[-1].lower() not in METRICS and plain not in METRICS:
         parts = re.split(r"[_/\-]", words[-1].lower())
@@ -202,13 +202,13 @@ def _words_of_metric(words: list[str]) -> list[str]:
 
 
 def _split_of(text: str) -> str:
-    """Return "train", "val", "test", "eval" or "dev" if the first word of a line says so, else ""."""
+    """Return the data set that the first word of a line names, by `_SPLITS` ("train", "val", …), or ""."""
     head = _SPLIT_HEAD.match(text)
     return _SPLITS.get(head["word"].lower(), "") if head else ""
 
 
 def _column(name: str) -> str:
-    """Return the name of the column for a printed name.
+    """Return the column name for a printed name: lower case, with underscores in place of spaces.
 
     >>> _column("Avg. loss"), _column("valid_0's auc"), _column("Acc@1")
     ('avg_loss', 'valid_0_auc', 'acc@1')

@@ -13,14 +13,14 @@ COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 @dataclass(slots=True, eq=False)
 class Scope:
-    """One scope: a module, class, function, lambda or comprehension."""
+    """One scope (the inside of a module, class, function, lambda or comprehension) and the names in it."""
 
     node: ast.AST
     name: str
     """Qualified name of the function or class; `<module>` for the module."""
     parent: Scope | None
     added: bool
-    """The scope is added, not recorded."""
+    """Whether added code opens the scope; otherwise, recorded code does."""
     recorded_bound: dict[str, int] = field(default_factory=dict)
     """Name -> first line on which recorded code binds the name."""
     recorded_read: dict[str, int] = field(default_factory=dict)
@@ -29,9 +29,9 @@ class Scope:
     """Name -> first line on which added code binds the name."""
     parameters: set[str] = field(default_factory=set)
     outer: dict[str, str] = field(default_factory=dict)
-    """Name that the scope declares -> `global` or `nonlocal`."""
+    """Name that is declared in the scope -> its declaration: `global` or `nonlocal`."""
     kinds: dict[str, str] = field(default_factory=dict)
-    """Bound name -> what binds the name: `import`, `from`, `def`, or `value` for other statements."""
+    """Bound name -> kind of the statement that binds it: `import`, `from`, `def`, or `value` for others."""
     children: list[Scope] = field(default_factory=list)
 
     @property
@@ -49,7 +49,7 @@ class Scope:
         )
 
     def owner_of(self, name: str) -> Scope | None:
-        """Return the scope with the variable that `name` means in this scope, or None for a builtin or unknown name."""
+        """Return the scope that binds the variable `name` which code in this scope sees; None if no scope binds it."""
         if self.outer.get(name) == "global":
             return self.module if self.module.local(name) else None
         if self.local(name):
@@ -62,7 +62,7 @@ class Scope:
         return None
 
     def recorded_use(self, name: str) -> int | None:
-        """Return a line where recorded code uses the variable `name` of this scope, or None if no line does."""
+        """Return a line on which recorded code uses the variable `name` of this scope, or None if none does."""
         for table in (self.recorded_read, self.recorded_bound):
             if name in table:
                 return table[name]
@@ -75,7 +75,7 @@ class Scope:
         return None
 
     def use_of_outer_variable(self, name: str) -> int | None:
-        """Return a line where recorded code in this scope uses an outer variable, or None if no line does."""
+        """Return a line on which recorded code in this scope uses `name` of an outer scope, or None if none does."""
         is_local = name in self.parameters or (
             name in self.recorded_bound and name not in self.outer
         )
@@ -94,7 +94,8 @@ class Scope:
 class Scopes(ast.NodeVisitor):
     """The scopes of one text.
 
-    `added` are the ids of the nodes of added statements and names, `aliases` the ids of added parts of imports.
+    `added` are the `id()`s of the nodes of added statements and names, `aliases` those of names that were added to
+    recorded imports.
     """
 
     def __init__(self, tree: ast.Module, added: set[int], aliases: set[int]) -> None:
@@ -102,9 +103,9 @@ class Scopes(ast.NodeVisitor):
         self.alias_ids = aliases
         self.top = Scope(tree, MODULE, None, added=False)
         self.of: dict[int, Scope] = {}
-        """Id of the node of a statement -> the scope around the statement."""
+        """`id()` of the node of a statement -> the scope around the statement."""
         self.opened: dict[int, Scope] = {id(tree): self.top}
-        """Id of the node of a module, class, function, lambda or comprehension -> the scope inside the node."""
+        """`id()` of a node of a module, class, function, lambda or comprehension -> the scope inside it."""
         self._scope = self.top
         self._added = False
         self._class_prefix = ""
@@ -112,7 +113,7 @@ class Scopes(ast.NodeVisitor):
             self.visit(stmt)
 
     def visit(self, node: ast.AST) -> None:
-        """Visit a node and the nodes below it, and remember whether the current node is recorded or added."""
+        """Visit a node and the nodes inside it; meanwhile, `_added` tells whether the node is added."""
         if isinstance(node, ast.stmt):
             self.of[id(node)] = self._scope
         before = self._added
@@ -133,7 +134,7 @@ class Scopes(ast.NodeVisitor):
         self._scope = before
 
     def bind(self, name: str, line: int, kind: str = "value") -> None:
-        """Record that `name` is bound in the current scope."""
+        """Record that the current scope binds `name` on `line`, in a statement of `kind` (see `Scope.kinds`)."""
         scope = self._scope
         table = scope.added_bound if self._added else scope.recorded_bound
         table.setdefault(name, line)
@@ -261,7 +262,7 @@ def _evaluated_outside(args: ast.arguments) -> Iterator[ast.expr]:
 
 
 def bound_by(node: ast.AST) -> list[tuple[str, ast.AST]]:
-    """Return (name, node that binds the name) for each name that a statement binds in its scope, by line."""
+    """Return (name, node that binds the name) for each name that `node` binds in its scope, ordered by line."""
     bound: list[tuple[str, ast.AST]] = []
     stack: list[ast.AST] = [node]
     while stack:

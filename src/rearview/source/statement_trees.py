@@ -1,8 +1,8 @@
 """The statements of a program as a tree, in which propagation matches statements and finds places for new ones.
 
-A node is a statement or a block of statements. Expressions are not nodes but words of their statement: a file of
-2,000 lines has about 2,000 nodes and is compared in milliseconds. `similarity` compares two statements by their
-words.
+A node is a statement or a block (a list of statements). Expressions are not nodes but words of their statement: a
+file of 2,000 lines has about 2,000 nodes and is compared in milliseconds. `similarity` compares two statements by
+their words.
 """
 
 import ast
@@ -41,17 +41,17 @@ _SAME_KIND = {
     "TryStar": "Try",
     "AnnAssign": "Assign",
 }
-"""Class of a syntax node -> the kind of statement that it is taken for."""
+"""Name of the class of a syntax node -> `StatementNode.kind`, if the two differ."""
 
 
 @dataclass(eq=False, slots=True)
 class StatementNode:
-    """A statement, or a block of a compound statement."""
+    """A statement, or a block: the statements of a module, or those of one branch of a compound statement."""
 
     kind: str
     """Name of the class of the syntax node, with variants such as `AsyncFor` as `For`; `block` for a block."""
     words: tuple[str, ...]
-    """Words of the statement without its blocks; of a block: the exception or pattern before it."""
+    """Words of a statement without its blocks. Words of a block: of the exception or pattern in its head."""
     start: int
     end: int
     tree: ast.AST
@@ -61,19 +61,19 @@ class StatementNode:
     statement."""
     parent: "StatementNode | None" = None
     index: int = 0
-    """Index among the children of the parent."""
+    """Index of the node among the children of `parent`."""
     order: int = 0
-    """Index among all nodes of the text."""
+    """Index of the node among all nodes of the text."""
     depth: int = 0
     children: list["StatementNode"] = field(default_factory=list)
     leads: bool = True
-    """No other statement is before this one on its line."""
+    """Whether the statement is the first one on its line."""
     bound: frozenset[str] | None = None
     """Names that the statement itself binds; None until `data_flow.binds` has computed this set."""
     is_block: bool = False
-    """The node is a block, not a statement."""
+    """Whether the node is a block; otherwise, it is a statement."""
     is_scope: bool = False
-    """The node is a module, function or class, whose names are its own."""
+    """Whether the node is a module, function or class, and so has its own variables."""
 
     def __post_init__(self) -> None:
         self.is_block = self.role != ""
@@ -87,7 +87,7 @@ class StatementNode:
             node = node.parent
 
     def walk(self) -> Iterator["StatementNode"]:
-        """Yield this node and all nodes below it, in the order of the text."""
+        """Yield this node and all nodes inside it, in the order of the text."""
         stack = [self]
         while stack:
             node = stack.pop()
@@ -95,7 +95,7 @@ class StatementNode:
             stack.extend(reversed(node.children))
 
     def scope(self) -> "StatementNode":
-        """Return the innermost function, class or module around this node."""
+        """Return the innermost function, class or module around this node; for the root, the node itself."""
         for node in self.above():
             if node.is_scope:
                 return node
@@ -120,7 +120,7 @@ class StatementTree:
 def grow(parsed: Parsed, *, without: tuple[int, int] | None = None) -> StatementTree:
     """Return the statement tree of a text.
 
-    If `without` is given, statements between these two lines are left out.
+    Unless `without` is None, statements between these two lines (inclusive) are left out.
     """
     builder = _Builder(parsed, without)
     body = parsed.tree.body
@@ -242,9 +242,11 @@ class _Builder:
         return ()
 
 
-@lru_cache(maxsize=32_768)  # two texts that are compared share most of their statements
+@lru_cache(maxsize=32_768)  # texts that are compared have most of their statements in common
 def words(text: str) -> tuple[str, ...]:
-    """Return the words of code, without comments and what formatters change: quotes, brackets, commas.
+    """Return the words of code, without comments and without quotes, round brackets and commas.
+
+    Formatters change these. A word in a string begins with `'`, but not in an f-string.
 
     >>> words("f(a, 'x y',)  # why")
     ('f', 'a', "'x", "'y")
@@ -266,9 +268,9 @@ def words(text: str) -> tuple[str, ...]:
 
 
 def blocks_of(stmt: ast.AST) -> list[tuple[str, ast.AST, list[ast.stmt]]]:
-    """Return (role, syntax node that owns the block, statements) for each block of a statement, in order.
+    """Return (role, owner, statements) for each block of a statement, in order; roles as in `StatementNode.role`.
 
-    The node is the statement itself, or an exception handler or case of the statement.
+    The owner is the syntax node of the statement itself, or of its exception handler or case with the block.
     """
     blocks: list[tuple[str, ast.AST, list[ast.stmt]]] = []
     if isinstance(stmt, _SIMPLE):
@@ -286,20 +288,20 @@ def blocks_of(stmt: ast.AST) -> list[tuple[str, ast.AST, list[ast.stmt]]]:
 
 
 def first_line(stmt: ast.stmt) -> int:
-    """Return the first line of a statement, or of its decorators if it has any."""
+    """Return the number of the first line of a statement, including its decorators."""
     if isinstance(stmt, SCOPES) and stmt.decorator_list:
         return min(stmt.lineno, *(decorator.lineno for decorator in stmt.decorator_list))
     return stmt.lineno
 
 
 def last_line(stmt: ast.stmt) -> int:
-    """Return the last line of a statement."""
+    """Return the number of the last line of a statement."""
     return stmt.end_lineno or stmt.lineno
 
 
 _SIMPLE_KINDS = {"Assign", "Expr", "AugAssign"}
 _INTERCHANGEABLE = {"If", "For", "While", "With", "Try", "Assert"}
-"""Kinds of statement that an edit may exchange for one another with most words unchanged."""
+"""Kinds of statements, of which an edit may replace one by another and keep most words."""
 KEYWORDS = {"if", "for", "while", "with", "try", "in", "as", "assert", "raise", "not", ":"}
 _ASSIGNMENT_SIGNS = {"=", "+=", "-=", "*=", "/="}
 
@@ -307,8 +309,7 @@ _ASSIGNMENT_SIGNS = {"=", "+=", "-=", "*=", "/="}
 def similarity(first: StatementNode, second: StatementNode) -> float:
     """Return how similar two statements are, from 0 to 1, by the words that both have.
 
-    Two statements that assign the same variables, or call the same function, are more similar than their other
-    words say.
+    Statements that assign the same variables, or call the same function, count as more similar.
     """
     if first.kind == second.kind:
         value = _dice(first.words, second.words)
@@ -319,7 +320,7 @@ def similarity(first: StatementNode, second: StatementNode) -> float:
     if {first.kind, second.kind} <= _SIMPLE_KINDS:
         return 0.9 * _dice(_value_words(first), _value_words(second))
     if {first.kind, second.kind} <= {"Return", *_SIMPLE_KINDS}:
-        # one statement returns a value that the other one assigns: compare the values
+        # one of the statements is a `return`: compare the returned value with the value of the other
         short = min(len(first.words), len(second.words)) < 4
         return 0.0 if short else 0.9 * _dice(_value_words(first), _value_words(second))
     if first.is_block or second.is_block or first.is_scope or second.is_scope:
@@ -339,9 +340,9 @@ def whole_words(node: StatementNode) -> list[str]:
 
 
 def value_of(node: StatementNode) -> tuple[str, ...]:
-    """Return the words of the value that an assignment assigns, or () if the value has fewer than five words.
+    """Return the words of the value that an assignment assigns.
 
-    Return () also for a statement that is not an assignment to a target.
+    Return () if the value has fewer than five words, or if the statement is not an assignment.
     """
     if node.kind != "Assign" or not lead(node):
         return ()
@@ -350,7 +351,7 @@ def value_of(node: StatementNode) -> tuple[str, ...]:
 
 
 def lead(node: StatementNode) -> tuple[str, ...]:
-    """Return the words of the target that a statement assigns or of the function that it calls, () if of neither."""
+    """Return the words of the target of an assignment, or of the function of a call; () for other statements."""
     words = node.words
     if node.kind in {"Assign", "AugAssign"}:
         for at, word in enumerate(words[:12]):
@@ -366,12 +367,12 @@ def lead(node: StatementNode) -> tuple[str, ...]:
 
 
 def _value_words(node: StatementNode) -> tuple[str, ...]:
-    """Return the words of a simple statement without its target and the sign or keyword before the value."""
+    """Return the words of the value of a simple statement: without its target, and without `=` or `return`."""
     return node.words[len(lead(node)) + 1 :] if node.kind != "Expr" else node.words
 
 
 def _dice(first: Sequence[str], second: Sequence[str]) -> float:
-    """Return the Sørensen-Dice coefficient of two lists of words: the fraction of words that both have."""
+    """Return the fraction of words, from 0 to 1, that two lists have in common (Sørensen-Dice coefficient)."""
     if first == second:
         return 1.0
     if not first or not second:

@@ -19,7 +19,7 @@ BODIES = ("body", "orelse", "finalbody")
 
 
 def parse(text: str, path: str) -> ast.Module:
-    """Return the syntax tree of `text`. If it is not Python, raise an error that names the line in `path`."""
+    """Return the syntax tree of `text`; if it is not Python, raise `SourceError`, which names `path` and the line."""
     try:
         return _tree(text)
     except _UnreadableError as exc:
@@ -54,7 +54,7 @@ def effective(block: list[ast.stmt]) -> list[ast.stmt]:
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 _COOKIE = re.compile(rb"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
 UNDECODABLE = re.compile("[\ud800-\udfff]")
-"""A character that `decode` returns for a byte that is not valid in the encoding."""
+"""Matches a character that `decode` returns for a byte that is not valid in the encoding of the file."""
 
 _REPAIRS = (
     (re.compile(r"^(\s*(?:.*?:\s+)?)print\s*>>\s*([\w.]+)\s*,\s*(.*)$"), r"\1print(\3, file=\2)"),
@@ -65,7 +65,7 @@ _REPAIRS = (
     (re.compile(r"^(\s*raise\s+[\w.]+)\s*,\s*(.*)$"), r"\1(\2)"),
     (re.compile(r"^(\s*)exec\s+(?!\()(.*)$"), r"\1exec(\2)"),
 )
-"""(pattern for a line of Python 2, replacement that makes it Python 3)."""
+"""(pattern for a line of Python 2, replacement by a line of Python 3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +76,11 @@ class Parsed:
     lines: tuple[str, ...]
     tree: ast.Module
     code_lines: tuple[str, ...]
-    """The lines that were parsed: `lines` without the byte order mark and undecodable characters."""
+    """The lines that were parsed: `lines` without a byte order mark, with `?` for undecodable characters.
+
+    If `repaired` is True, the lines are rewritten as Python 3."""
     repaired: bool = False
-    """The text is Python 2, and was parsed after its lines were rewritten as Python 3."""
+    """Whether the text is Python 2, and was parsed after its lines were rewritten as Python 3."""
 
 
 def split(text: str) -> list[str]:
@@ -91,7 +93,7 @@ def split(text: str) -> list[str]:
 
 
 def newline(lines: list[str] | tuple[str, ...], near: int) -> str:
-    r"""Return the line end of the line nearest to index `near`, or "\n" if no line within fifty has a line end."""
+    r"""Return the line end of the line nearest to index `near`; "\n" if no line within fifty lines has one."""
     order = sorted(
         range(max(0, near - 50), min(len(lines), near + 50)), key=lambda i: abs(i - near)
     )
@@ -104,10 +106,10 @@ def newline(lines: list[str] | tuple[str, ...], near: int) -> str:
 
 
 def decode(data: bytes) -> str:
-    r"""Return source bytes as text, from which `encode(text, data)` makes the same bytes again.
+    r"""Return the bytes of a source file as text, from which `encode(text, data)` makes the same bytes again.
 
-    A byte order mark becomes a character. The text is decoded in the encoding that a coding comment declares, else
-    in UTF-8; bytes that are not valid in the encoding become lone surrogates.
+    A byte order mark becomes a character. The bytes are decoded in the encoding that a coding comment declares, or
+    in UTF-8 if there is none. Bytes that are not valid in the encoding become lone surrogates.
 
     >>> decode(bytes([120, 255]))
     'x\udcff'
@@ -133,7 +135,7 @@ def encoding_of(data: bytes) -> str:
 
 
 def try_parse(text: str) -> Parsed | str:
-    """Parse a text, or return a sentence that says why it cannot be parsed.
+    """Return the parsed text, or a sentence that says why it cannot be parsed.
 
     >>> try_parse("print 'loss', loss").repaired
     True
@@ -155,7 +157,7 @@ def try_parse(text: str) -> Parsed | str:
 
 
 class _UnreadableError(Exception):
-    """A text cannot be parsed. The message is a sentence with `line` and `reason`."""
+    """Raised if a text cannot be parsed. The message is a sentence that contains `line` and `reason`."""
 
     def __init__(self, sentence: str, reason: str, line: int | None = None) -> None:
         super().__init__(sentence)
@@ -167,7 +169,7 @@ def _tree(code: str) -> ast.Module:
     """Return the syntax tree of `code`; raise `_UnreadableError` if it cannot be parsed."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes in the user's own strings
+            warnings.simplefilter("ignore")  # warnings of invalid escapes in the user's strings
             return ast.parse(code)
     except SyntaxError as exc:
         where = f"line {exc.lineno}" if exc.lineno is not None else "it"
@@ -181,7 +183,7 @@ def _tree(code: str) -> ast.Module:
 
 
 def _repair(line: str) -> str:
-    """Return a line of Python 2 as Python 3, or unchanged if no rule applies."""
+    """Return a line of Python 2 as Python 3, or unchanged if no pattern of `_REPAIRS` matches."""
     body = line.rstrip("\r\n")
     end = line[len(body) :]
     for pattern, form in _REPAIRS:

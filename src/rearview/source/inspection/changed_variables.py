@@ -1,7 +1,7 @@
-"""Estimate which variables each loop of a program changes, by the six static rules of Flor.
+"""Estimate which variables each loop of a program changes, by the six rules of Flor, a record-replay system.
 
-The rules guess from the text alone, and only explain a loop to its author. Replays do not depend on them:
-state is captured from the live objects.
+The rules guess from the program text, and the estimate is only shown to the user. Replays do not depend on
+it: state is captured from the live objects.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RULES = (
     "a method is called on it",
     "a function is called for its effect, which the text does not tell",
 )
-"""What each rule says about a variable or statement, by number. Rules 0 and 5 give no estimate."""
+"""Number of a rule -> explanation to show. What a statement of rule 0 or 5 changes cannot be estimated."""
 
 READ_ONLY_CALLS = frozenset(
     {
@@ -41,7 +41,7 @@ READ_ONLY_CALLS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class RuleMatch:
-    """One statement that a rule applies to."""
+    """One statement of a loop, with the rule that applies to it."""
 
     rule: int
     line: int
@@ -58,15 +58,15 @@ class ChangedVariables:
     inside_only: tuple[str, ...] = ()
     """Changed variables that are first bound in the loop and not read after the loop."""
     matches: tuple[RuleMatch, ...] = ()
-    """The statements that rules apply to."""
+    """The statements of the loop to which a rule applies."""
     unsure: tuple[RuleMatch, ...] = ()
-    """The statements that rules 0 and 5 apply to: their changes cannot be estimated."""
+    """The statements of the loop to which rule 0 or 5 applies: their changes cannot be estimated."""
     inferred: Mapping[str, str] = field(default_factory=dict)
-    """Variable that no statement changes -> how a library changes it."""
+    """Variable that no statement of the loop changes -> explanation of how a library changes it."""
 
     @property
     def estimated(self) -> bool:
-        """Whether all statements could be estimated, so that Flor would trust the estimate."""
+        """Whether the changes by all statements could be estimated: only then would Flor use the estimate."""
         return not self.unsure
 
 
@@ -83,10 +83,11 @@ class LibraryUpdates:
 def variables_changed_by(
     loop: Loop, *, before: Iterable[str] = (), after: Iterable[str] = (), code: Iterable[str] = ()
 ) -> ChangedVariables:
-    r"""Return the variables that a loop changes, by rules 0 to 5.
+    r"""Return the variables that a loop changes, according to `RULES`.
 
     `before` are the names bound before the loop, `after` the names read after the loop; a variable in neither
-    lives only inside the loop. `code` are the names of modules, whose members are functions and not methods.
+    lives only inside the loop. `code` are imported names: `np.f(x)` calls a function if `np` is in `code`, and
+    otherwise a method of the object `np`.
 
     >>> loop = ast.parse('''for batch in data:
     ...     preds = net(batch.X)
@@ -132,9 +133,9 @@ def _statements(body: list[ast.stmt]) -> list[ast.stmt]:
 
 
 def _match_rule(stmt: ast.stmt, changed: Mapping[str, None], code: set[str]) -> RuleMatch | None:
-    """Return what a statement changes by the first rule that applies, or None if no rule applies.
+    """Return the match of the first rule that applies to a statement, or None if no rule applies.
 
-    `changed` are the variables that earlier statements of the loop changed.
+    `changed` are the variables that earlier statements of the loop changed; `code` are imported names.
     """
     if isinstance(stmt, ast.Assign | ast.AnnAssign | ast.AugAssign):
         targets = stmt.targets if isinstance(stmt, ast.Assign) else [stmt.target]
@@ -167,12 +168,15 @@ def _assigned(target: ast.expr) -> list[str]:
     if isinstance(target, ast.Starred | ast.Subscript):
         return _assigned(target.value)
     if isinstance(target, ast.Name) and not target.id.strip("_"):
-        return []  # `_`: a value that is thrown away
+        return []  # an assignment to `_` throws the value away
     return [ast.unparse(target)] if isinstance(target, ast.Name | ast.Attribute) else []
 
 
 def _owner(call: ast.Call, code: set[str]) -> str | None:
-    """Return the object that a method is called on, as written, or None if `call` calls a function."""
+    """Return the text of the object whose method is called, or None if `call` calls a function.
+
+    A call of an attribute of an imported name (`code`), or of a value without a name, counts as a function.
+    """
     if not isinstance(call.func, ast.Attribute):
         return None
     node: ast.expr = call.func.value
@@ -180,7 +184,7 @@ def _owner(call: ast.Call, code: set[str]) -> str | None:
         if isinstance(node, ast.Call):
             node = node.func.value if isinstance(node.func, ast.Attribute) else node.func
             if isinstance(node, ast.Name) and hasattr(builtins, node.id):
-                return None  # `next(loader).to(device)`: a value without a name
+                return None  # `next(loader).to(device)` calls a method of a value without a name
         elif isinstance(node, ast.Subscript):
             node = node.value
         else:
@@ -194,10 +198,10 @@ def _owner(call: ast.Call, code: set[str]) -> str | None:
 def add_library_changes(
     changes: ChangedVariables, updates: LibraryUpdates, *, visible: Container[str] | None = None
 ) -> ChangedVariables:
-    """Return `changes`, with the objects added that a library changes although the text does not show it.
+    """Return `changes` plus the objects that a library changes although no statement of the loop shows it.
 
-    An optimizer updates its models; a scheduler sets the rates of its optimizers. If `visible` is given, only
-    objects with a name in it are added.
+    An optimizer updates its models; a scheduler sets the learning rates of its optimizers. Unless `visible` is
+    None, only objects whose name is in `visible` are added.
     """
     names = dict.fromkeys(changes.names)
     inferred = dict(changes.inferred)
@@ -220,7 +224,7 @@ def add_library_changes(
 def library_updates(tree: ast.Module) -> LibraryUpdates:
     r"""Return which optimizer updates which models, and which scheduler sets the rates of which optimizer.
 
-    The calls that make these objects show it: an optimizer is made from `model.parameters()`, by
+    The calls that make optimizers and schedulers show this: an optimizer is made from `model.parameters()`, by
     `model.configure_optimizers()`, or by a function such as `create_optimizer(model)`; a scheduler is made
     with an optimizer as its first argument.
 
@@ -251,12 +255,13 @@ def library_updates(tree: ast.Module) -> LibraryUpdates:
 
 
 def _models_of(call: ast.Call) -> Iterator[str]:
-    """Yield the models that an optimizer updates, if a call makes an optimizer."""
+    """Yield the models that the new optimizer updates if `call` makes an optimizer; otherwise nothing."""
     made_by = called_name(call)
     if made_by == "configure_optimizers" and isinstance(call.func, ast.Attribute):
         yield ast.unparse(call.func.value)
         return
-    if isinstance(call.func, ast.Call) or made_by[:1].isupper():  # `getattr(optim, name)(…)`
+    # a call of a class, or of the result of another call, such as `getattr(optim, name)(…)`
+    if isinstance(call.func, ast.Call) or made_by[:1].isupper():
         for part in ast.walk(call):
             if (
                 isinstance(part, ast.Call)
@@ -271,7 +276,7 @@ def _models_of(call: ast.Call) -> Iterator[str]:
 
 
 def changed_variables(tree: ast.Module, path: str = "") -> dict[LoopId, ChangedVariables]:
-    r"""Return the variables that each loop of a program changes.
+    r"""Return {id of a loop: the variables that it changes} for all loops of the file `path`.
 
     >>> text = "best = 0\nfor epoch in range(3):\n    best = max(best, f())\nprint(best)"
     >>> [(i.name, c.names) for i, c in changed_variables(ast.parse(text)).items()]
@@ -297,7 +302,7 @@ def changed_variables(tree: ast.Module, path: str = "") -> dict[LoopId, ChangedV
 
 
 def _own_loops(scope: ast.AST) -> list[Loop]:
-    """Return the loops of a module or function that are not in a function inside it."""
+    """Return the loops of a module or function, without the loops of functions that it defines."""
     loops: list[Loop] = []
     stack = [stmt for block in blocks(scope) for stmt in block]
     while stack:
@@ -314,7 +319,7 @@ def _around(scope: ast.AST, loop: Loop) -> tuple[set[str], set[str]]:
     """Return (names bound before the loop, names read after the loop) in the scope that the loop belongs to.
 
     The text does not show when a function that is defined in the scope runs. Variables of the scope that the
-    function reads therefore count as read after the loop; names that the function binds are its own.
+    function reads therefore count as read after the loop; its local variables do not count.
     """
     before: set[str] = set()
     after: set[str] = set()
@@ -364,9 +369,9 @@ def _reads_from_outside(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.L
 
 
 def explain_changes(changes: ChangedVariables, *, lines_above: int = 0) -> tuple[str, ...]:
-    """Return sentences that say which variables a loop changes, and why.
+    """Return sentences that say which variables a loop changes, by which statements or library objects.
 
-    `lines_above` is subtracted from line numbers: lines of a notebook are counted in their cell.
+    `lines_above` is subtracted from line numbers: lines of a notebook are shown as lines of their cell.
 
     >>> explain_changes(ChangedVariables(("net",), ("x",), inferred={"net": "`opt` updates it"}))
     ('Changes `net`: `opt` updates it.', '`x` lives only inside the loop.')

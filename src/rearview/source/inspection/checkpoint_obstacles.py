@@ -16,11 +16,11 @@ class Obstacle:
     path: str
     line: int
     what: str
-    """What the statement does, as a sentence without its first capital and full stop."""
+    """Sentence that says what the statement does, without a capital at its start and a full stop."""
     effect: str
-    """What follows for recording, replay and resume."""
+    """Consequence for recording, replay and resume, in words."""
     loop_line: int = 0
-    """Line of the only loop that is concerned; 0 if all loops are."""
+    """Line of the only loop that the obstacle affects; 0 if it affects all loops."""
     starts: str = ""
     """Function of the program that the statement runs in another process; empty if it runs none."""
 
@@ -35,20 +35,20 @@ _OBSTACLES: Mapping[str, tuple[str, str]] = {
     "socket": ("opens a socket", _FROM_START),
     "Popen": ("starts another program", "its state is not saved"),
 }
-"""Called function -> (what it does, what follows)."""
+"""Name of a called function -> (what the call does, its consequence)."""
 _OBSTACLES_OF_OWNER: Mapping[tuple[str, str], tuple[str, str]] = {
     ("sqlite3", "connect"): ("keeps a database connection", _FROM_START),
     ("h5py", "File"): ("keeps an HDF5 file open", _FROM_START),
     ("lgb", "Dataset"): ("makes a LightGBM data set, which cannot be saved", _FROM_START),
     ("lightgbm", "Dataset"): ("makes a LightGBM data set, which cannot be saved", _FROM_START),
 }
-"""(module, called function) -> (what it does, what follows)."""
+"""(module, name of a called function) -> (what the call does, its consequence)."""
 _PROCESSES = frozenset({"mp", "xmp", "multiprocessing", "ctx", "context"})
-"""Names by which programs call modules and contexts that start processes."""
+"""Names that programs usually give to the modules and contexts whose `spawn` starts processes."""
 
 
 def obstacles_in(path: str, tree: ast.Module) -> tuple[Obstacle, ...]:
-    r"""Return the obstacles in the text of a file, in order.
+    r"""Return the obstacles in the file `path`, ordered by line.
 
     >>> [o.what for o in obstacles_in("t.py", ast.parse("db = sqlite3.connect('x')"))]
     ['`sqlite3.connect` keeps a database connection']
@@ -74,7 +74,7 @@ def obstacles_in(path: str, tree: ast.Module) -> tuple[Obstacle, ...]:
         elif (
             isinstance(node, ast.Assign)
             and isinstance(node.value, ast.GeneratorExp)
-            # an assignment to a tuple or list uses the generator up at once
+            # unpacking a generator into a tuple or list runs it to its end at once
             and not isinstance(node.targets[0], ast.Tuple | ast.List)
         ):
             text = f"`{_short(node.targets[0])}` keeps a generator expression"

@@ -34,27 +34,27 @@ from rearview.source.scopes import bound_by
 from rearview.source.text import UNDECODABLE, blocks, try_parse
 
 MOST_READS = 4
-"""Most variables that are listed for one place where a probe could be added."""
+"""Maximal number of variables that are listed for one place where a probe could be added."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoopReport:
-    """What the text shows about one loop of the program."""
+    """Facts about one loop of the program, read from its text."""
 
     id: LoopId
     line: int
     end: int
     kind: str
-    """`"for"`, `"while"` or `"async for"`."""
+    """Keyword of the loop: `"for"`, `"while"` or `"async for"`."""
     point: tuple[str, ...]
-    """Names of the loops around the loop, outermost first, and its own name. Points in the loop begin with these."""
+    """Names of the loops around the loop, outermost first, then its own name: the names in its points."""
     main: bool
-    """This is the main loop: the loop that is taken for the training loop."""
+    """Whether this is the main loop: the loop that is taken for the training loop."""
     changes: ChangedVariables
     sentences: tuple[str, ...]
     """Sentences that say which variables the loop changes, and why."""
     why_unwatched: str
-    """Why the loop is not watched; empty if it is watched."""
+    """Reason why Rearview cannot save checkpoints in the loop; empty if it can (the loop is watched)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class LogReport:
     line: int
     logger: str
     names: tuple[str, ...]
-    """Logged names. `*` stands for a part that is known only at run time. Empty if the call writes a line of text."""
+    """Names of logged values; `*` replaces parts known only at run time. Empty if the call logs a line of text."""
     loops: tuple[str, ...]
     """Names of the loops around the call in its function, outermost first."""
 
@@ -76,11 +76,11 @@ class ProbePlace:
 
     path: str
     after: int
-    """Line after which the statement would be added."""
+    """Number of the line after which the statement would be added."""
     where: str
     """The place in words: "after the loop `epoch`"."""
     cost: str
-    """The part of a run that a backfill has to run again for a log statement at this place."""
+    """Description of what a backfill has to run again for a log statement at this place."""
     reads: tuple[str, ...]
     """Variables that the statement could log."""
 
@@ -91,7 +91,7 @@ class Unread:
 
     reason: str
     python2: bool = False
-    """The file can be read as Python 2."""
+    """Whether the file can be read as Python 2."""
 
 
 class Answer(Enum):
@@ -108,7 +108,7 @@ class Answer(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What the text of a program shows before the program runs."""
+    """Results of inspecting the text of a program: loops, log calls, obstacles, places for probes."""
 
     script: str
     files: tuple[str, ...]
@@ -123,18 +123,18 @@ class Inspection:
     training_call: LibraryCall | None = None
     """The call that trains, or None if the training loop is in the program itself."""
     step: tuple[str, ...] = ()
-    """Loop names from the outermost loop to the training loop inside the main loop; empty if no such loop exists."""
+    """Names of the loops from the outermost one to the loop over training steps inside the main loop; may be empty."""
     sure: bool = True
-    """Whether the text shows that the main loop trains; if not, it is only the best guess."""
+    """Whether the text shows that the main loop trains; otherwise the main loop is only a guess."""
     answer: Answer = Answer.YES
     reasons: tuple[str, ...] = ()
-    """Sentences that say why the answer is not `YES`, or which parts were not inspected."""
+    """Sentences that say why `answer` is not `YES`, or which files and cells could not be read."""
 
     notebooks: Mapping[str, Notebook] = field(default_factory=dict)
-    """Path of the program text -> its notebook."""
+    """Path of the program text (`a.ipynb.py`) -> notebook from which the text was made."""
 
     def cell_and_line(self, path: str, line: int) -> tuple[str, int | None, int]:
-        """Return (file, cell, line in the cell) for a line of a file; the cell is None if the file is no notebook."""
+        """Return (file path, number of the cell, line in the cell), or (`path`, None, `line`) if not in a notebook."""
         notebook = self.notebooks.get(path)
         if notebook is None:
             return path, None, line
@@ -151,7 +151,7 @@ class Inspection:
 
     @property
     def point(self) -> tuple[str, ...]:
-        """Names of the loops of a training step, outermost first."""
+        """Names of the loops around a training step, outermost first, including the loops of a library."""
         main, call = self.main, self.training_call
         library = call.point if call is not None else ()
         if main is None:
@@ -166,9 +166,10 @@ def _is_inside(loop: LoopReport, outer: LoopReport) -> bool:
 def inspect(
     script: str, files: Mapping[str, str], notebooks: Mapping[str, Notebook] | None = None
 ) -> Inspection:
-    r"""Return what the text of a program shows before it runs.
+    r"""Inspect the text of a program without running it; `script` is the path of its main file.
 
-    `files` maps file paths to text. `notebooks` maps the paths of program texts among the files to their notebooks.
+    `files` maps file paths to text. For each path of a text that was made from a notebook, `notebooks` holds
+    the notebook.
 
     >>> text = "for epoch in range(3):\n    for x in data:\n        loss = net(x)\n        loss.backward()\n"
     >>> report = inspect("t.py", {"t.py": text})
@@ -242,7 +243,7 @@ def _answer(
     calls: Calls,
     trees: Mapping[str, ast.Module],
 ) -> tuple[Answer, tuple[str, ...]]:
-    """Return (whether Rearview will work on the program, sentences that say why not fully)."""
+    """Return (whether Rearview will work on the program, sentences that explain restrictions)."""
     if inspection.script in inspection.unread:
         reason = inspection.unread[inspection.script].reason
         return Answer.NO, (f"{inspection.script} cannot be read as Python: {reason}.",)
@@ -297,7 +298,7 @@ def _capitalized(text: str) -> str:
 
 
 def _readable(text: str) -> ast.Module | Unread:
-    """Return the syntax tree of a text, or the reason why this Python cannot read it."""
+    """Return the syntax tree of a text, or an `Unread` with the reason if it is not Python 3."""
     if (undecodable := UNDECODABLE.search(text)) is not None:
         line = text.count("\n", 0, undecodable.start()) + 1
         return Unread(f"line {line} has bytes that are not in the encoding of the file")
@@ -324,7 +325,7 @@ def _why_nothing_is_watched(inspection: Inspection) -> Iterator[str]:
 
 
 def _is_called_directly(function: str, trees: Mapping[str, ast.Module]) -> bool:
-    """Return True if the program calls a function that it also runs in a child process."""
+    """Return True if a file of the program contains a call `function(…)`."""
     return any(
         isinstance(part, ast.Call) and isinstance(part.func, ast.Name) and part.func.id == function
         for tree in trees.values()
@@ -335,7 +336,7 @@ def _is_called_directly(function: str, trees: Mapping[str, ast.Module]) -> bool:
 def _loops(
     trees: Mapping[str, ast.Module], stacks: LoopPaths, notebooks: Mapping[str, Notebook]
 ) -> list[tuple[LoopReport, Loop]]:
-    """Return the report of each loop, with its node. `stacks` are the loops around each function."""
+    """Return (report, syntax node) of each loop. `stacks` holds the loops around the calls of each function."""
     loops = []
     for path, tree in sorted(trees.items()):
         ids = loop_ids(tree, path)
@@ -392,7 +393,7 @@ def _unwatched_loops(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def _words_in(node: ast.AST) -> set[str]:
-    """Return all names and names of attributes in an expression."""
+    """Return all names in an expression, those of variables and those of attributes."""
     return {
         part.attr if isinstance(part, ast.Attribute) else part.id
         for part in ast.walk(node)
@@ -409,7 +410,7 @@ class _VisibleNames:
         self._names: dict[int, frozenset[str]] = {}
 
     def at(self, loop: Loop) -> frozenset[str]:
-        """Return the names that the module binds, and all names that occur in the functions around a loop."""
+        """Return the names that the module binds and all names in the functions around `loop`."""
         around = [
             function
             for function in self.functions
@@ -458,7 +459,7 @@ def _places(
     inner: tuple[LoopReport, Loop] | None,
     trees: Mapping[str, ast.Module],
 ) -> Iterator[ProbePlace]:
-    """Yield places for a probe: in hooks of a library, in the inner training loop, in the main loop, and after it."""
+    """Yield places for a probe: in hooks of a library, in `inner`, in the main loop, after the main loop."""
     main, call = inspection.main, inspection.training_call
     if call is not None:
         yield from _hook_places(call, trees)
@@ -531,7 +532,7 @@ def _hook_places(call: LibraryCall, trees: Mapping[str, ast.Module]) -> Iterator
 
 
 def _place(report: LoopReport, loop: Loop, where: str, cost: str) -> ProbePlace:
-    """Return the place at the end of a loop's body, with the variables that the body binds."""
+    """Return the end of a loop's body as a place for a probe, with variables that the body binds."""
     names = dict.fromkeys(_bound_in(_without_jump(loop.body)))
     if len(report.point) > 1 and not isinstance(loop, ast.While):
         names.update(dict.fromkeys(name for name, _ in bound_by(loop.target)))
@@ -540,7 +541,7 @@ def _place(report: LoopReport, loop: Loop, where: str, cost: str) -> ProbePlace:
 
 
 def _without_jump(body: list[ast.stmt]) -> list[ast.stmt]:
-    """Return the statements of a body, without a `return`, `raise`, `break` or `continue` at the end."""
+    """Return a body without a `return`, `raise`, `break` or `continue` at its end, unless that is all of it."""
     ends_in_jump = isinstance(body[-1], ast.Return | ast.Raise | ast.Break | ast.Continue)
     return body[:-1] if ends_in_jump and len(body) > 1 else body
 
@@ -551,6 +552,6 @@ def _last_line(body: list[ast.stmt]) -> int:
 
 
 def _bound_in(body: list[ast.stmt]) -> tuple[str, ...]:
-    """Return the variables that the statements of a body without blocks of their own bind, in order."""
+    """Return the variables that a body binds, in order, without those bound inside loops, `if` and the like."""
     bound = (name for stmt in body if not blocks(stmt) for name, _ in bound_by(stmt))
     return tuple(name for name in dict.fromkeys(bound) if name.strip("_"))

@@ -14,9 +14,9 @@ CALL_WEIGHTS = {
     "update": 2, "apply_gradients": 3, "apply_updates": 3, "train_step": 3, "training_step": 3,
     "manual_backward": 4, "value_and_grad": 3, "train": 1, "fit": 1,
 }  # fmt: skip
-"""Function or method that training loops call -> how much the call suggests that a loop trains."""
+"""Name of a function or method that training loops call -> how strongly a call suggests that a loop trains."""
 SURE_WEIGHT = 3
-"""Sum of the weights of its calls from which a loop is taken for a training loop."""
+"""Least score, a sum of `CALL_WEIGHTS`, with which a loop is surely taken for a training loop."""
 _SCRIPT_FACTOR = 2.0
 """Factor for the score of a loop in the script itself, not in an imported file."""
 _NOT_CALLED_FACTOR = 0.5
@@ -25,7 +25,7 @@ _SHARED_NAMES = frozenset({
     "update", "step", "train", "eval", "get", "append", "add", "run", "log", "write", "save",
     "load", "reset", "close", "copy", "forward", "backward", "print", "to", "items", "__init__",
 })  # fmt: skip
-"""Names of methods that objects of many classes have. A call by such a name does not show which method is called."""
+"""Names of methods that many classes have: such a name does not tell which method is called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class LoopCandidate:
     id: LoopId
     node: Loop
     depth: int
-    """Number of loops around the loop, in its function and in callers, and the loop itself."""
+    """Number of loops around the loop, in its function and in callers, plus 1."""
     watched: bool
 
 
@@ -56,21 +56,21 @@ class Calls:
         self.bodies: dict[Function, list[ast.AST]] = {}
         """Function -> its definitions; functions with equal names in one file are not distinguished."""
         self._functions: dict[str, set[Function]] = {}
-        """Name -> functions with this name, methods left out."""
+        """Name -> functions of the program with this name that are no methods."""
         self._methods: dict[str, set[Function]] = {}
-        """Name -> methods with this name."""
+        """Name -> methods of the program with this name."""
         self._called_by: dict[tuple[Function, bool], frozenset[Function]] = {}
-        """(function, `sure`) -> result of `functions_called_by`."""
+        """Arguments (function, `sure`) -> cached result of `functions_called_by`."""
         self._reached: dict[tuple[int, bool], frozenset[Function]] = {}
-        """(id of a node, `sure`) -> result of `functions_reached_from`. Ids stay unique while the trees exist."""
+        """(`id()` of a node, `sure`) -> cached result of `functions_reached_from`. The trees stay in memory."""
         self._weights: dict[Function, int] = {}
         self.called_alone: frozenset[Function] = frozenset()
-        """Functions that the script may call without any loop of the program around the call."""
+        """Functions that the script may call while no loop of the program runs; set by `start_from`."""
         for path, tree in trees.items():
             self._collect(path, tree, self._functions)
 
     def _collect(self, path: str, node: ast.AST, table: dict[str, set[Function]]) -> None:
-        """Add the functions below a node to `table`, but methods to `_methods`."""
+        """Add the functions inside `node` to `table`, and the methods inside it to `_methods`."""
         for child in ast.iter_child_nodes(node):
             if isinstance(child, FUNCTIONS):
                 key = (path, child.name)
@@ -83,7 +83,7 @@ class Calls:
                 self._collect(path, child, table)
 
     def functions_named(self, path: str, name: str) -> set[Function]:
-        """Return the functions, methods left out, that a name may mean in a file."""
+        """Return the functions, but no methods, for which `name` may stand in the file `path`."""
         functions = self._functions.get(name, set())
         if (path, name) in functions:
             return {(path, name)}
@@ -94,7 +94,7 @@ class Calls:
         return {key for key in self._functions.get(original, ()) if _is_module(key[0], module)}
 
     def _functions_of_call(self, path: str, call: ast.Call, *, sure: bool) -> set[Function]:
-        """Return the functions that a call may call."""
+        """Return the functions and methods of the program that `call` may run; `sure` as in `functions_called_in`."""
         func = call.func
         if isinstance(func, ast.Name):
             return self.functions_named(path, func.id)
@@ -118,10 +118,10 @@ class Calls:
     def functions_called_in(
         self, path: str, node: ast.AST, *, sure: bool, loops: bool = True
     ) -> frozenset[Function]:
-        """Return the functions that code below a node calls, or passes to a call.
+        """Return the functions that the code inside `node` calls, or passes as arguments to a call.
 
-        With `sure`, a call of a method counts only if the text shows the class of the object, or if few classes
-        have a method with the name. Without `loops`, calls in loops do not count.
+        With `sure`, a call of a method counts only if the text shows the class of the object, or if the name of
+        the method is not in `_SHARED_NAMES`. Without `loops`, calls in loops do not count.
         """
         functions: set[Function] = set()
         for call in _calls_below(node, loops=loops):
@@ -135,7 +135,10 @@ class Calls:
     def functions_reached_from(
         self, path: str, node: ast.AST, *, sure: bool = True
     ) -> frozenset[Function]:
-        """Return the functions that code below a node may call, directly or through other functions."""
+        """Return the functions that the code inside `node` may call, directly or through other functions.
+
+        `sure` as in `functions_called_in`.
+        """
         key = (id(node), sure)
         if key in self._reached:
             return self._reached[key]
@@ -150,7 +153,7 @@ class Calls:
         return self._reached[key]
 
     def functions_called_by(self, function: Function, *, sure: bool) -> frozenset[Function]:
-        """Return the functions that a function may call directly."""
+        """Return the functions that `function` may call directly; `sure` as in `functions_called_in`."""
         key = (function, sure)
         if key not in self._called_by:
             bodies = self.bodies[function]
@@ -159,7 +162,10 @@ class Calls:
         return self._called_by[key]
 
     def start_from(self, script: str, tree: ast.Module) -> frozenset[Function]:
-        """Return the functions that the script may call, and set `called_alone`."""
+        """Return the functions that the script may call, directly or through others, and set `called_alone`.
+
+        `script` is the path of the script, `tree` its syntax tree.
+        """
         alone: set[Function] = set()
         remaining = set(self.functions_called_in(script, tree, sure=True, loops=False))
         while remaining:
@@ -174,7 +180,7 @@ class Calls:
         return self.functions_reached_from(script, tree, sure=False)
 
     def training_weight(self, path: str, node: ast.AST) -> int:
-        """Return the highest weight of a node and of the functions that code below the node may call."""
+        """Return the highest `_weight` among `node` and the functions that the code inside it may call."""
         below = self.functions_reached_from(path, node, sure=False)
         return max([_weight(node), *(self._weight_of(function) for function in below)])
 
@@ -196,14 +202,14 @@ def _is_module(path: str, module: str) -> bool:
 
 
 def _weight(node: ast.AST) -> int:
-    """Return the sum of the weights in `CALL_WEIGHTS` of the calls below a node, equal names counted once."""
+    """Return the sum of the `CALL_WEIGHTS` of the function names that the code inside `node` calls."""
     return sum(
         CALL_WEIGHTS.get(name, 0) for name in {called_name(call) for call in _calls_below(node)}
     )
 
 
 def _calls_below(node: ast.AST, *, loops: bool = True) -> Iterator[ast.Call]:
-    """Yield the calls below a node, without calls in functions defined there; without `loops`, also not in loops."""
+    """Yield the calls inside `node`, except in functions defined there and, if not `loops`, except in loops."""
     remaining = list(ast.iter_child_nodes(node))
     while remaining:
         part = remaining.pop()
@@ -215,14 +221,14 @@ def _calls_below(node: ast.AST, *, loops: bool = True) -> Iterator[ast.Call]:
 
 @dataclass(frozen=True, slots=True)
 class TrainingLoop:
-    """What trains in a program: a loop of the program, a call of a library, or neither."""
+    """The part of a program that trains: a loop of the program, a call of a library, both, or neither."""
 
     loop: LoopCandidate | None
     """The main loop, or None if no loop of the program trains or is around the `call`."""
     call: LibraryCall | None = None
     """The call that runs a library's training loop, or None if no such call trains."""
     sure: bool = True
-    """Whether the text shows that the loop trains; if not, it is only the best guess."""
+    """Whether the text shows that the loop trains; otherwise `loop` is only a guess."""
 
 
 def choose_main_loop(
@@ -232,7 +238,7 @@ def choose_main_loop(
     library: Sequence[LibraryCall],
     calls: Calls,
 ) -> TrainingLoop:
-    """Return what trains in a program: the outermost loop around the training steps, or a call of a library.
+    """Return the outermost loop around the training steps of a program, and the library call that trains, if any.
 
     `candidates` are all loops of the program, `library` all calls that run a training loop inside a library.
     """
@@ -287,7 +293,7 @@ def _line_count(loop: Loop) -> int:
 
 
 def _seems_to_run(candidate: LoopCandidate, script: str, reached: frozenset[Function]) -> bool:
-    """Return True if the script seems to run a loop; `reached` are the functions that it may call."""
+    """Return True if the script seems to run the loop; `reached` are the functions that the script may call."""
     path, function = candidate.id.path, candidate.id.function
     if function == MODULE:
         return path == script
@@ -295,7 +301,7 @@ def _seems_to_run(candidate: LoopCandidate, script: str, reached: frozenset[Func
 
 
 def _call_that_trains(script: str, library: Sequence[LibraryCall]) -> LibraryCall | None:
-    """Return the watched call that trains, preferably of Optuna, then of the script; None if no call is watched."""
+    """Return the watched call of `library`, preferably of Optuna, then in the script; None if none is watched."""
     watched = [call for call in library if call.watched]
     return min(
         watched, key=lambda call: (call.library != "Optuna", call.path != script), default=None
@@ -339,7 +345,10 @@ def _function_around(tree: ast.Module, line: int) -> str | None:
 def _outermost(
     candidate: LoopCandidate, candidates: Sequence[LoopCandidate], calls: Calls
 ) -> LoopCandidate:
-    """Return the outermost loop of `candidates` around a loop, through calls too; else the loop itself."""
+    """Return the outermost loop of `candidates` that runs `candidate`, directly or through function calls.
+
+    Return `candidate` if no loop runs it. Stay inside a function that the script also calls outside loops.
+    """
     current, visited = candidate, {candidate.id}
     while True:
         around = [
@@ -367,7 +376,7 @@ def _has_inner(candidate: LoopCandidate, candidates: Sequence[LoopCandidate], ca
 
 
 def _contains(outer: LoopCandidate, inner: LoopCandidate, calls: Calls) -> bool:
-    """Return True if one loop runs inside another, in the same function or through calls."""
+    """Return True if `inner` may run inside `outer`, in the same function or through calls."""
     same_file = outer.id.path == inner.id.path
     if same_file and outer.id.function == inner.id.function:
         return outer.node.lineno < inner.node.lineno <= (outer.node.end_lineno or 0)

@@ -1,6 +1,6 @@
 """Pair the statements of a recorded text with the statements of the edited text.
 
-A recorded statement without a partner is missing, an edited statement without a partner was added. Statements
+A recorded statement that is not paired is missing; an edited statement that is not paired was added. Statements
 are compared by their syntax trees without positions, so formatting, comments and docstrings do not count. A block
 that gained statements is still paired if its head (`for epoch in range(10)`) is equal. For each missing statement,
 `MissingStatement.replacement` is the added statement that most likely replaced it.
@@ -41,17 +41,17 @@ class MissingStatement:
 
     node: ast.stmt
     replacement: ast.stmt | None
-    """The added statement that most likely replaced the recorded statement, if there is one."""
+    """The added statement that most likely replaced the recorded statement, or None."""
     line: int
     """Line of the edited text where the statement was expected."""
     why: str = ""
-    """Why `replacement` may compute something else although it only extracts variables."""
+    """Why `replacement`, which only extracts variables, may compute something else; empty if no reason is known."""
     inside: ast.stmt | None = None
-    """The added statement into which the recorded statement was moved, unchanged."""
+    """The added statement into which the recorded statement was moved, unchanged, or None."""
     contained: bool = False
     """Whether `replacement` contains the expression of the recorded statement."""
     moved: bool = False
-    """Whether `replacement` is the same statement at another place."""
+    """Whether `replacement` is equal to the recorded statement and is only at another place in the edited text."""
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class StatementComparison:
     added_statements: list[AddedStatement] = field(default_factory=list)
     missing_statements: list[MissingStatement] = field(default_factory=list)
     widened: list[tuple[ast.stmt, tuple[ast.alias, ...]]] = field(default_factory=list)
-    """Recorded imports that now import further names, with these names."""
+    """(import in the edited text, names that it imports and the recorded import did not)."""
     extracted_variables: list[tuple[ExtractedVariable, tuple[ast.AST, ...]]] = field(
         default_factory=list
     )
@@ -98,7 +98,7 @@ def most_similar(old: ast.stmt, added_statements: list[ast.stmt]) -> ast.stmt | 
         if isinstance(new, ast.Import | ast.ImportFrom) and type(new) is not type(old):
             continue
         if _logs(new) and not _logs(old):
-            continue  # a probe replaces nothing
+            continue  # an added log statement is a probe, not the replacement of a recorded statement
         new_words = _words(new)
         similarity = 2 * (words & new_words).total() / max(1, words.total() + new_words.total())
         least = SIMILAR if type(new) is type(old) else SIMILAR_ACROSS_TYPES
@@ -123,18 +123,19 @@ def _words(stmt: ast.stmt) -> Counter[str]:
 
 
 SAME, NEAR = 8, 7
-"""Weights of a pair of equal statements, and of a pair that differs by extracted variables or further imported names."""
+"""Weights of a pair of statements for the choice of pairs: SAME if they are equal, NEAR if the edited one only
+extracts variables or imports further names."""
 
 
 class _Shapes:
-    """Assigns numbers to statements: equal numbers mean equal code."""
+    """Numbers the code of statements: statements with equal numbers have equal code."""
 
     def __init__(self) -> None:
         self.numbers: dict[object, int] = {}
         self.cache: dict[int, tuple[int, int, int]] = {}
 
     def shape(self, node: ast.stmt) -> tuple[int, int, int]:
-        """Return (number of the statement, number of its head, count of statements in it)."""
+        """Return (number of the whole statement, number of its head, count of statements in it and itself)."""
         cached = self.cache.get(id(node))
         if cached is not None:
             return cached
@@ -201,7 +202,7 @@ class _Aligner:
         self.weights: dict[tuple[int, int], int] = {}
         self.rewrites: dict[tuple[int, int], RewrittenStatement | None] = {}
         self.places: dict[int, tuple[list[ast.stmt], int]] = {}
-        """Block and index of each statement of the edited text."""
+        """`id()` of a statement of the edited text -> (block that contains it, index in the block)."""
         self.gaps: list[_Gap] = []
         for node in ast.walk(result.new):
             for block in blocks(node):
@@ -210,7 +211,8 @@ class _Aligner:
     def weight(self, old: ast.stmt, new: ast.stmt, surplus: tuple[set[int], set[int]]) -> int:
         """Return the weight of the pair (`old`, `new`) and of all pairs inside, or 0 if the two cannot be paired.
 
-        `surplus` has the heads that the recorded block has more often, and the heads that the edited block has more often.
+        Statements with different heads are paired only if both heads are in `surplus`: (numbers of heads that are
+        more frequent in the recorded block, numbers of heads that are more frequent in the edited block).
         """
         whole_old, head_old, size = self.shapes.shape(old)
         whole_new, head_new, _ = self.shapes.shape(new)
@@ -237,7 +239,7 @@ class _Aligner:
         )
 
     def _above(self, stmt: ast.stmt, name: str) -> ast.Assign | ast.AnnAssign | None:
-        """Return the statement before `stmt`, in its block, that assigns to `name` only, or None."""
+        """Return the nearest statement above `stmt` in its block whose only target is `name`, or None."""
         block, at = self.places[id(stmt)]
         for k in range(at - 1, -1, -1):
             above = block[k]
@@ -254,7 +256,10 @@ class _Aligner:
     def pair(
         self, olds: list[ast.stmt], news: list[ast.stmt]
     ) -> list[tuple[ast.stmt, ast.stmt, int]]:
-        """Return the pairs (old, new, weight) of two blocks, in order, with the largest total weight."""
+        """Pair the statements of a recorded and an edited block so that the total weight is maximal.
+
+        Return (recorded statement, edited statement, weight) for each pair, in the order of both blocks.
+        """
         shapes = (
             [self.shapes.shape(stmt) for stmt in olds],
             [self.shapes.shape(stmt) for stmt in news],
@@ -335,7 +340,7 @@ class _Aligner:
                 self.result.widened.append((new, wider))
             is_loop = isinstance(new, ast.For | ast.AsyncFor | ast.While)
             for a, b in zip(blocks(old), blocks(new), strict=True):
-                # the `else` clause of a loop runs once, after the loop
+                # the loop does not count as a parent of its `else` clause, which runs once, after the loop
                 is_else = is_loop and b is getattr(new, "orelse", None)
                 self.walk(a, b, parents if is_else else (*parents, new))
 
@@ -346,7 +351,10 @@ class _Aligner:
     def _without_reordered(
         self, pairs: list[tuple[ast.stmt, ast.stmt]], news: list[ast.stmt]
     ) -> list[tuple[ast.stmt, ast.stmt]]:
-        """Return the pairs, but no pair whose extracted value is now computed before recorded code that ran earlier."""
+        """Return `pairs` without those whose edit moved the computation of a value above other recorded statements.
+
+        For each pair that is left out, the reason is stored in `self.rewrites`.
+        """
         index_of = {id(stmt): at for at, stmt in enumerate(news)}
         recorded_at = {index_of[id(new)]: new for _, new in pairs}
         valid_pairs = []
@@ -371,7 +379,7 @@ class _Aligner:
         return valid_pairs
 
     def find_replacements(self) -> None:
-        """Record each missing statement with the added statement that replaced it, and all other added statements."""
+        """Add the missing statements, each with its replacement, and the other added statements to the result."""
         while self.gaps:
             gaps, self.gaps = self.gaps, []
             added_by_shape: dict[int, ast.stmt] = {}
@@ -436,7 +444,7 @@ class _Aligner:
         )
         pairs = list(zip(blocks(stmt), blocks(replacement), strict=False))
         if type(stmt) is type(replacement) and len(blocks(stmt)) == len(blocks(replacement)):
-            for a, b in pairs:  # statements may have been added inside
+            for a, b in pairs:  # statements may have been added inside the changed statement
                 self.walk(a, b, (*gap.parents, replacement))
 
     def _inner(self, outer: ast.stmt, shape: int) -> ast.stmt | None:
@@ -449,7 +457,7 @@ class _Aligner:
 
 @dataclass(frozen=True, slots=True)
 class _Gap:
-    """The added and missing statements between two consecutive pairs of a block."""
+    """The added and missing statements between two consecutive pairs of statements of a block."""
 
     missing_statements: list[ast.stmt]
     added_statements: list[ast.stmt]
@@ -474,7 +482,7 @@ def _end(parents: tuple[ast.AST, ...]) -> int:
 def compare(
     old: ast.Module, new: ast.Module, recorded: Rebindable | None = None
 ) -> StatementComparison:
-    """Return which statements of `old` are in `new`, which are missing, and which were added.
+    """Return which statements of the recorded text `old` are in the edited text `new`, are missing, or were added.
 
     `recorded` has the variables and attributes of all recorded texts that calls may rebind; by default, only those
     of `old`.
@@ -488,7 +496,7 @@ def compare(
 
 
 def align(old: str, new: str) -> Mapping[int, int]:
-    r"""Return the line of each statement of `new` that `old` has too, mapped to its line in `old`.
+    r"""Return {line in `new`: line in `old`} for the statements that both texts have.
 
     >>> align("a = 1\nb = 2\n", "a = 1\n# why\nprint(a)\nb = 2\n")
     {1: 1, 4: 2}

@@ -17,22 +17,26 @@ from rearview.source.text import Parsed, decode, try_parse
 
 _DEFINITIONS = (*FUNCTIONS, ast.ClassDef, ast.Import, ast.ImportFrom)
 _FRESH = 1000
-"""Added to the ordinal of each new loop, so that its id equals the id of no recorded loop."""
+"""Added to the ordinal in the id of each new loop, so that no recorded loop has the same id."""
 
 
 @dataclass
 class EditBeforeResume:
-    """The changes in the source of a stopped run, by path and line of the edited files."""
+    """The changes in the source of a stopped run, with file paths and lines of the edited source."""
 
     lines: dict[str, dict[int, str]] = field(default_factory=dict)
-    """Path -> changed line -> how it was changed. A changed line must not run before the state is restored."""
+    """Path -> {changed line: how it was changed}. A changed line must not run before the state is restored."""
     trees: dict[str, ast.Module] = field(default_factory=dict)
     """Path -> syntax tree of the edited text."""
     ids: dict[str, dict[int, str]] = field(default_factory=dict)
-    """Path -> line of a loop -> id of the loop. A recorded loop keeps its recorded id."""
+    """Path -> {first line of a loop: id of the loop}. A recorded loop keeps its recorded id."""
 
     def changed_lines_in(self, loop: str) -> Iterator[tuple[str, int]]:
-        """Yield (path, line) of each changed line in a loop and in the functions that the loop mentions."""
+        """Yield (path, line) of each changed line in a loop and in the functions that it may call.
+
+        `loop` is the id of the loop. A function counts if code of the loop, or of a function that counts, contains
+        its name.
+        """
         names: set[str] = set()
         todo: list[ast.stmt] = [
             node
@@ -60,9 +64,9 @@ class EditBeforeResume:
 def edit_before_resume(
     recorded: Mapping[str, bytes], old: Mapping[str, bytes], new: Mapping[str, bytes]
 ) -> EditBeforeResume:
-    """Return what the edit of the files `old` into `new` changes.
+    """Return the changes from the source `old` to the source `new`; all three arguments map file paths to contents.
 
-    A loop keeps its id if the files `recorded`, with which the run started, have the loop.
+    A loop keeps its id if `recorded`, the source with which the run started, has the loop.
     """
     edit = EditBeforeResume()
     for path in sorted(path for path in new if path.endswith(".py")):
@@ -99,7 +103,7 @@ def _ids(recorded: ast.Module | None, new: ast.Module, path: str) -> dict[int, s
 
 
 def _changed(old: ast.Module, new: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield (line, description of the change) for each line of `new` that differs from `old`."""
+    """Yield (line of `new`, description of the change) for added and changed statements and next to removed ones."""
     comparison = compare(old, new)
     partners = {id(before): after for before, after in comparison.matched}
     for added_statement in comparison.added_statements:
@@ -128,10 +132,10 @@ def _lines(node: ast.stmt) -> range:
 
 
 def _replaced_lines(missing_statement: MissingStatement, replacement: ast.stmt) -> Iterator[int]:
-    """Yield the changed lines of a replacement: the body of a function, or all lines of another statement."""
+    """Yield the lines of `replacement`; only those of its body if a function was changed in its body alone."""
     old = missing_statement.node
     if isinstance(old, FUNCTIONS) and isinstance(replacement, FUNCTIONS):
-        # defaults and decorators are values, which are part of the restored state
+        # changed defaults and decorators count: their values are part of the state that is restored
         if old.name == replacement.name and _values(old) == _values(replacement):
             for stmt in replacement.body:
                 yield from _lines(stmt)
@@ -141,7 +145,7 @@ def _replaced_lines(missing_statement: MissingStatement, replacement: ast.stmt) 
 
 
 def _values(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
-    """Return the expressions that are evaluated when a function is defined."""
+    """Return the decorators and defaults of a function, as texts to compare."""
     parts = [*node.decorator_list, *node.args.defaults, *node.args.kw_defaults]
     return ["" if part is None else ast.dump(part) for part in parts]
 
@@ -151,7 +155,10 @@ def _is_text(node: ast.stmt) -> bool:
 
 
 def _neighbour(tree: ast.Module, node: ast.stmt, partners: Mapping[int, ast.stmt]) -> int | None:
-    """Return the line of a statement that runs whenever the removed `node` would have run, or None if there is none."""
+    """Return the edited line of a statement near the removed `node` that runs when `node` ran, or None.
+
+    `partners` maps the `id()` of a statement of `tree` to the equal statement of the edited text.
+    """
     for parent in ast.walk(tree):
         for _, block in ast.iter_fields(parent):
             if isinstance(block, list) and any(statement is node for statement in block):

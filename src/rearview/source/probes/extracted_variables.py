@@ -7,7 +7,7 @@
 
 The first three edits assign a variable inside the statement. In the last, a separate statement computes the
 value first, so expressions that the recorded statement evaluated before the value are now evaluated after it:
-`computed_before` returns such an expression if the order may matter.
+`computed_before` returns the first of these expressions if the order may matter.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Rebindable:
 
 
 def rebindable(trees: Iterable[ast.Module]) -> Rebindable:
-    r"""Return the variables and attributes of the recorded texts that function calls may rebind.
+    r"""Return the variables and attributes that function calls in the recorded program `trees` may rebind.
 
     >>> tree = ast.parse("def f(self):\n    global n\n    self.a = n = 1")
     >>> sorted(rebindable([tree]).names | rebindable([tree]).attributes)
@@ -55,10 +55,10 @@ def rebindable(trees: Iterable[ast.Module]) -> Rebindable:
 
 
 def computed_before(stmt: ast.stmt, reads: set[int], rebindable: Rebindable) -> str:
-    """Return the first expression that a statement computes before the last of `reads`, or '' if there is none.
+    """Return the text of the first expression that `stmt` computes before the last of `reads`, or '' if none.
 
-    `reads` has the ids of name nodes in the statement. Constants do not count, nor do variables and attributes
-    that no call may rebind: reading one later gives the same value.
+    `reads` has the `id()` of name nodes in the statement. Constants do not count, nor do variables and attributes
+    that are not in `rebindable`: they have the same value if they are read later.
 
     >>> stmt = ast.parse("out.append((a[0], v))").body[0]
     >>> computed_before(stmt, {id(n) for n in ast.walk(stmt) if getattr(n, "id", "") == "v"}, Rebindable())
@@ -82,7 +82,7 @@ def computed_before(stmt: ast.stmt, reads: set[int], rebindable: Rebindable) -> 
 
 
 def evaluated_reads(stmt: ast.stmt, reads: set[int]) -> list[int]:
-    """Return the ids in `reads` of the name nodes that the statement evaluates, in the order of evaluation."""
+    """Return the members of `reads`, `id()`s of name nodes, that `stmt` evaluates, in the order of evaluation."""
     return [id(node) for node in _evaluated(stmt) if id(node) in reads]
 
 
@@ -128,15 +128,15 @@ REWRITABLE = (
     ast.Assert,
     ast.If,
 )
-"""Types of statements from which an edit may extract variables; no loops, because their text determines how
-they run.
+"""Types of statements from which an edit may extract variables. Loops are not among them, because Rearview rewrites
+a loop according to its text.
 """
 _CONDITIONAL = (ast.BoolOp, ast.IfExp, ast.Compare, ast.ListComp, ast.SetComp, ast.DictComp)
 _OPAQUE = (ast.Lambda, ast.GeneratorExp)
 
 AssignmentAbove = Callable[[str], ast.Assign | ast.AnnAssign | None]
-"""Function that takes a name and returns the nearest preceding statement of the block that assigns to this name
-only, or None.
+"""Function that takes a name and returns a statement above the edited statement, in the same block: the nearest
+one whose only target is this name, or None.
 """
 
 
@@ -145,14 +145,14 @@ class ExtractedVariable:
     """A variable to which an edit assigns a value that a recorded statement computes."""
 
     stmt: ast.stmt
-    """The statement that assigns the variable: the recorded statement as edited, or a new one before it."""
+    """The statement of the edited text that assigns the variable: the edited statement, or a new one above it."""
     target: ast.Name
     sure: bool
     """Whether the variable is assigned whenever the statement runs."""
     read: ast.Name | None = None
-    """The name that replaced the value, if a separate statement assigns the variable."""
+    """The name that replaced the value, if a new statement above assigns the variable; otherwise None."""
     into: ast.stmt | None = None
-    """The statement that contains `read`."""
+    """The statement that contains `read`, or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ class RewrittenStatement:
 
     extracted_variables: tuple[ExtractedVariable, ...]
     why: str = ""
-    """Why the edited statement may compute something else, or ''."""
+    """Reason why the edited statement may compute something else than the recorded one, or ''."""
 
 
 def rewrite_of(
@@ -200,7 +200,7 @@ class _StatementComparer:
         new = self.new
         if isinstance(old, ast.Expr) and isinstance(new, ast.Assign | ast.AnnAssign):
             targets = _targets(new)
-            # how `yield from` runs depends on the statement that contains it
+            # a `yield from` is instrumented only if it is a whole statement, so an assignment changes how it runs
             if new.value is None or isinstance(old.value, ast.YieldFrom):
                 return False
             return self._add_targets(targets) and self.node(old.value, new.value)
@@ -236,7 +236,7 @@ class _StatementComparer:
         return True
 
     def field(self, old: object, new: object) -> bool:
-        """Return True if two values of one field have the same code, apart from extracted variables."""
+        """Return True if a field of two syntax nodes has equal values, apart from extracted variables."""
         if isinstance(old, ast.AST) and isinstance(new, ast.AST):
             return self.node(old, new)
         if isinstance(old, list) and isinstance(new, list):
@@ -244,7 +244,7 @@ class _StatementComparer:
         return type(old) is type(new) and old == new
 
     def node(self, old: ast.AST, new: ast.AST) -> bool:
-        """Return True if two expressions are equal apart from variables that the new one extracts."""
+        """Return True if two expressions are equal, apart from variables that `new` extracts; record these."""
         if isinstance(new, ast.NamedExpr) and not isinstance(old, ast.NamedExpr):
             self.extracted_variables.append(
                 ExtractedVariable(self._stmt, new.target, sure=not self._conditional)
@@ -279,7 +279,7 @@ class _StatementComparer:
         outer_stmt, self._stmt = self._stmt, stmt
         equal = self.node(old, stmt.value)
         self._stmt = outer_stmt
-        # inner values first: the recorded statement computed the values in this order
+        # a variable inside the value is recorded before the value: the recorded statement used this order
         self.extracted_variables.append(
             ExtractedVariable(stmt, target, sure=True, read=read, into=outer_stmt)
         )
@@ -291,7 +291,10 @@ def _targets(stmt: ast.Assign | ast.AnnAssign) -> list[ast.expr]:
 
 
 def _children(old: ast.AST, new: ast.AST) -> Iterator[tuple[object, object]]:
-    """Yield (old, new) for each field of two nodes, in the order of evaluation."""
+    """Yield (value in `old`, value in `new`) for each field of two nodes, in the order of evaluation.
+
+    The operand that is always evaluated comes first, separate from the other operands.
+    """
     names = list(old._fields)
     if isinstance(old, ast.BoolOp):
         names.remove("values")
@@ -307,7 +310,7 @@ def _children(old: ast.AST, new: ast.AST) -> Iterator[tuple[object, object]]:
 
 
 def _names(target: ast.expr) -> Iterator[ast.Name]:
-    """Yield the names in a target of an assignment, or nothing if the target contains anything but names."""
+    """Yield the names in the target of an assignment, or nothing if the target contains other expressions."""
     items = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
     if all(isinstance(item, ast.Name) for item in items):
         yield from (item for item in items if isinstance(item, ast.Name))
@@ -316,7 +319,7 @@ def _names(target: ast.expr) -> Iterator[ast.Name]:
 def _changed_order(
     variables_above: list[ExtractedVariable], stmt: ast.stmt, rebindable: Rebindable
 ) -> str:
-    """Return why the values of variables assigned above `stmt` are computed in another order now, or ''."""
+    """Return the reason why values extracted above `stmt` may be computed in another order than before, or ''."""
     names = [variable.target.id for variable in variables_above]
     repeated_name = next((name for name in names if names.count(name) > 1), None)
     if repeated_name is not None:

@@ -1,6 +1,6 @@
 """Find the probes that an edit adds to a recorded program, or the reasons to refuse the edit.
 
-A backfill calls `find`; the other modules of this package serve it.
+A backfill calls `find`, which calls the other modules of this folder.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def find(
 ) -> Probes:
     """Return the probes that `new` adds to the recorded source `old`; raise if `new` changes the computation.
 
-    `used` has the paths of the files that the run executed; edits of other files do not matter. `names` has the
-    new names of renamed files; the result uses the old names.
+    `used` has the paths of the files that the run executed; edits of other files are ignored. None: all files
+    count. `names` has the new names of renamed files; the result uses the old names.
     """
     probes, refusals = check(old, new, used=used, names=names)
     if refusals:
@@ -98,7 +98,7 @@ def check(
     used: Collection[str] | None = None,
     names: FileNames | None = None,
 ) -> tuple[Probes, tuple[ProbeRefusal, ...]]:
-    """Return the probes of an edit, and all reasons to refuse the edit."""
+    """Return (probes of an edit, all reasons to refuse the edit); the arguments are those of `find`."""
     names = names or FileNames()
     new = names.with_old_names(new, old)
     used_paths = [path for path in old if path.endswith(".py") and (used is None or path in used)]
@@ -121,7 +121,7 @@ def check(
         collector.add_file(path, compare(trees[path], parse(new[path], path), context.rebindable))
     collector.add_modules(old, new)
     refusals += [*collector.refusals, *shadow_refusals(trees, set(new) - set(old))]
-    # changed statements first: other refusals may follow from them
+    # refusals of changed statements come first: they may be the cause of other refusals
     all_refusals = dict.fromkeys([*sorted(collector.changed_refusals), *sorted(refusals)])
     source = {**old, **{path: new[path] for path in (*edited, *collector.modules)}}
     probes = Probes(
@@ -138,7 +138,7 @@ def check(
 
 @dataclass(frozen=True, slots=True)
 class _FileFacts:
-    """The names and calls of one recorded file, without its syntax tree."""
+    """Names and calls that occur in one recorded file; the syntax tree is not kept."""
 
     program: ProgramFacts
     calls: FileCalls
@@ -148,9 +148,9 @@ class _FileFacts:
 
 
 _MAX_FILES = 4096
-"""Most files whose facts are cached."""
+"""Number of files from which on the cache `_facts_of_files` is emptied before the next file is added."""
 _facts_of_files: dict[tuple[str, str], _FileFacts] = {}
-"""(path, text) -> facts, because most files are equal in all versions, and a backfill needs the facts of each often."""
+"""(path, text) -> facts about the file. A cache: most files are equal in all versions that a backfill examines."""
 
 
 def _facts_of(path: str, text: str, tree: ast.Module) -> _FileFacts:
@@ -176,7 +176,7 @@ def _facts_of(path: str, text: str, tree: ast.Module) -> _FileFacts:
 
 
 class _Context:
-    """The names and calls of all recorded files together."""
+    """Names and calls that occur in all recorded files together, and loop paths to their functions."""
 
     def __init__(self, trees: Mapping[str, ast.Module], texts: Mapping[str, str]) -> None:
         self.trees = trees
@@ -204,7 +204,7 @@ class _Context:
 
     @cached_property
     def functions(self) -> dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]]:
-        """The functions of all files, by name without class or module."""
+        """Name without class and module -> functions of all files with this name."""
         functions: dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]] = {}
         for tree in self.trees.values():
             for node in ast.walk(tree):
@@ -214,7 +214,7 @@ class _Context:
 
     @cached_property
     def _calls(self) -> dict[str, list[_CallSite]]:
-        """The calls outside loops, by the name that is called."""
+        """Called name -> calls of this name that are in no loop of their function."""
         calls: dict[str, list[_CallSite]] = {}
         for path, tree in self.trees.items():
             todo: list[tuple[ast.AST, ast.AST, str, str]] = [(tree, tree, MODULE, "")]
@@ -237,12 +237,12 @@ class _Context:
         return calls
 
     def is_called_after_loops(self, path: str, function: str) -> bool:
-        """Return True if a call of a function, outside all loops, may follow a loop."""
+        """Return True if a call of `function` that is in no loop may run after a loop has run."""
         key = (path, function)
         if function == MODULE:
             return False
         if key not in self._after_loops:
-            self._after_loops[key] = False  # a function that calls itself adds no evidence
+            self._after_loops[key] = False  # the result for calls of the function by itself
             self._after_loops[key] = any(
                 site.follows_loops(self.loopers)
                 or self.is_called_after_loops(site.path, site.function)
@@ -253,17 +253,20 @@ class _Context:
 
 @dataclass(frozen=True, slots=True)
 class _CallSite:
-    """A call that is not inside a loop."""
+    """A call that is in no loop of its function."""
 
     path: str
     function: str
     """The name of the function that contains the call."""
     call: ast.AST
     level: ast.AST
-    """The syntax tree of that function, or of the module."""
+    """The syntax tree of the function that contains the call, or of the module."""
 
     def follows_loops(self, loopers: frozenset[str]) -> bool:
-        """Return True if a loop of the same level, or a call of a function that contains loops, runs before this call."""
+        """Return True if a loop, or a call of a function in `loopers`, may run in `level` before this call.
+
+        `loopers` are the names of functions that run loops.
+        """
         line: int = self.call.lineno  # type: ignore[attr-defined]
         arguments = {id(node) for node in ast.walk(self.call)} - {id(self.call)}
         return any(
@@ -275,13 +278,13 @@ class _CallSite:
 
 
 def _last_line(node: Loop | ast.Call) -> int:
-    """Return the last line of a call, or of the body of a loop, whose `else` clause runs after the loop."""
+    """Return the last line of a call, or of the body of a loop without its `else` clause."""
     last = node if isinstance(node, ast.Call) else node.body[-1]
     return last.end_lineno or 0
 
 
 class _ProbeCollector:
-    """Collects the probes, file by file."""
+    """Collects probes, refusals and the facts about them in an edit, file by file."""
 
     def __init__(self, context: _Context) -> None:
         self.context = context
@@ -305,7 +308,7 @@ class _ProbeCollector:
         added_statements = [item.node for item in comparison.added_statements]
         if not added_statements and not added_aliases and not comparison.extracted_variables:
             return
-        # a statement that replaces recorded code is no probe, but what it binds is not recorded, either
+        # a statement that replaces recorded code is no probe, but the names that it binds count as added, too
         added_ids = {id(node) for node in (*added_statements, *comparison.changed)}
         for variable, _ in comparison.extracted_variables:
             added_ids |= {id(variable.target), id(variable.read)}
@@ -432,7 +435,7 @@ class _ProbeCollector:
         )
 
     def add_modules(self, old: Mapping[str, str], new: Mapping[str, str]) -> None:
-        """Add the new files that added code imports."""
+        """Add the files of `new` that are not in `old` and that added statements import."""
         while self._imports:
             node = self._imports.pop()
             for imported in _imported(node, set(new) - set(old)):
@@ -449,7 +452,7 @@ class _ProbeCollector:
 def extractions(
     path: str, extracted_variables: Sequence[ExtractedVariable]
 ) -> list[VariableExtraction]:
-    """Return one entry for each recorded statement from which variables were extracted."""
+    """Return one `VariableExtraction` for each statement that assigns extracted variables."""
     by_statement: dict[int, VariableExtraction] = {}
     for each in extracted_variables:
         earlier = by_statement.get(id(each.stmt))
@@ -486,9 +489,10 @@ def _chain_names(parents: tuple[ast.AST, ...], chain: tuple[ast.AST, ...]) -> tu
 
 
 def _place(item: AddedStatement, added_ids: set[int], loopers: frozenset[str]) -> Position:
-    """Return whether a statement is before, between or after the recorded loops of its level.
+    """Return whether an added statement is before, between or after recorded loops, or without such loops.
 
-    A call of a function that contains loops counts as a loop.
+    Loops count if they are directly in the innermost loop, function or module around the statement. A call of a
+    function in `loopers`, which run loops, counts as a loop. Statements in `added_ids` do not count.
     """
     level = next(
         node
@@ -508,7 +512,10 @@ def _place(item: AddedStatement, added_ids: set[int], loopers: frozenset[str]) -
 def _loops_at(
     level: ast.AST, added_ids: set[int], loopers: frozenset[str]
 ) -> Iterator[Loop | ast.Call]:
-    """Yield the recorded loops that are directly in `level`, and the calls there of functions that contain loops."""
+    """Yield the loops directly in `level`, and the calls there of functions in `loopers`, which run loops.
+
+    Statements whose `id()` is in `added_ids` are skipped.
+    """
     stack: list[ast.AST] = list(ast.iter_child_nodes(level))
     while stack:
         node = stack.pop()
@@ -523,7 +530,7 @@ def _loops_at(
 
 
 def _imported(node: ast.AST, new_files: set[str]) -> list[str]:
-    """Return the new files that an import may load."""
+    """Return the paths in `new_files` that `node` may load; empty if `node` is not an import."""
     modules: list[str] = []
     if isinstance(node, ast.Import):
         modules = [alias.name for alias in node.names]

@@ -1,8 +1,8 @@
 """Compute how far back the replay of a probe must start, because variables of probes carry values between iterations.
 
-A checkpoint contains the state of the run, not the variables that a probe adds. A probe that counts
-iterations, or that reads at the end of an epoch what it collected in the steps, is exact only if the
-replay starts before the first of those iterations.
+A checkpoint contains the state of the run, not the variables that a probe adds. If a probe counts iterations, or
+reads at the end of an epoch what it collected in the steps, its values are exact only if the replay starts before
+the first of these iterations.
 """
 
 from __future__ import annotations
@@ -20,36 +20,40 @@ from rearview.source.probes.extracted_variables import ExtractedVariable
 from rearview.source.scopes import COMPREHENSIONS, Scope, Scopes
 
 START = -1
-"""Depth of a probe whose replay must start with the program."""
+"""`Need.depth` of a probe whose replay must start with the program."""
 
 Chain = tuple[int, ...]
-"""The `id()` of the syntax nodes of nested loops, from the outermost in."""
+"""The `id()`s of the syntax nodes of nested loops, from the outermost in."""
 VariableInContext = tuple[ExtractedVariable, tuple[ast.AST, ...]]
-"""An extracted variable, and the syntax nodes that enclose its statement."""
+"""(extracted variable, syntax nodes that enclose the statement that assigns it)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Where the replay of an added statement may start, and which other loops assign what the statement reads."""
+    """The loops in which the replay of an added statement may start, and the loops whose values it reads."""
 
     depth: int
-    """How many of the loops around the statement, from the outermost in, a replay may enter after their first
-    iteration; START: the replay must start with the program.
+    """Number of loops around the statement, from the outermost in, of which a replay may skip first iterations. The
+    other loops around it must run from their first iteration. START: the replay must start with the program.
     """
     feeding_loops: tuple[tuple[ast.AST, ...], ...]
-    """Loops that assign what the statement reads but do not enclose it, each with the loops around it."""
+    """Loops that assign variables which the statement reads, but that do not enclose the statement.
+
+    Each loop is given as the chain of nested loops from the outermost to itself."""
 
 
 @dataclass(slots=True)
 class _Event:
+    """One read or write of a variable by an added or edited statement."""
+
     stmt: int
     order: tuple[int, int]
     chain: Chain
     blocks: tuple[int, ...]
     plain: bool
-    """Whether the event is an assignment that does not depend on the previous value."""
+    """Whether the event is an assignment that replaces the previous value without using it."""
     foreign: bool
-    """Whether the variable, or its use, is in another scope than the statement."""
+    """Whether the variable belongs to another scope than the statement, or is used in another scope."""
 
 
 @dataclass(slots=True)
@@ -82,7 +86,7 @@ class _Collector(ast.NodeVisitor):
         chain: Chain,
         variable: ExtractedVariable,
     ) -> None:
-        """Record that a recorded statement assigns an extracted variable."""
+        """Record that a recorded statement (`added_statement`, as edited) assigns the extracted `variable`."""
         self.stmt, self.chain = number, chain
         self.blocks = tuple(id(parent) for parent in added_statement.parents)
         self.base = self.scope = self.scopes.of[id(added_statement.node)]
@@ -94,7 +98,7 @@ class _Collector(ast.NodeVisitor):
             self._statement(node)
         self.scope = self.scopes.opened.get(id(node), self.scope)
         block = isinstance(node, ast.stmt | ast.excepthandler | ast.match_case)
-        # only a `with` certainly runs its body
+        # it is not certain that a block runs, except for the body of a `with`
         if block and hasattr(node, "body") and not isinstance(node, ast.With | ast.AsyncWith):
             self.blocks = (*self.blocks, id(node))
         super().visit(node)
@@ -118,7 +122,7 @@ class _Collector(ast.NodeVisitor):
         (uses.writes if write else uses.reads).append(event)
 
     def _within(self, scope: Scope) -> bool:
-        """Return True if a scope is inside the statement, so that its variables exist only in the statement."""
+        """Return True if `scope` is inside the current statement: its variables exist only there."""
         up = scope.parent
         while up is not None:
             if up is self.base:
@@ -244,11 +248,14 @@ def needs(
 def _needs_of_read(
     read: _Event, writes: list[_Event], depths: list[int], feeds: list[set[Chain]]
 ) -> tuple[int, set[Chain]]:
-    """Return (depth, chains of feeding loops) that one read of a variable requires of its statement."""
+    """Return (depth, chains of feeding loops) of a `Need` that results from one read of a variable.
+
+    `writes` are all writes of the variable; `depths` and `feeds` are the results so far for each statement.
+    """
     depth = depths[read.stmt]
     feed: set[Chain] = set()
     if read.foreign or any(write.foreign for write in writes):
-        # the order of calls is unknown: only a variable that no loop changes is certain
+        # the order of calls is unknown: the value is certain only if no loop and no other scope writes the variable
         changing_writes = [write for write in writes if write.chain or write.foreign]
         return (START if changing_writes else depth), {
             write.chain for write in changing_writes if write.chain
@@ -262,7 +269,7 @@ def _needs_of_read(
     ]
     last_sure = max(sure_writes, key=lambda write: write.order, default=None)
     if last_sure is not None and last_sure.stmt == read.stmt:
-        return depth, feed  # a statement that assigns and reads the variable always runs as a whole
+        return depth, feed  # each execution of the statement assigns the variable before reading it
     reaching_writes = [write for write in writes if _reaches(write, read, last_sure)]
     if last_sure is not None and last_sure.chain:
         depth = min(depth, len(last_sure.chain))
@@ -281,7 +288,7 @@ def _needs_of_read(
 def _reaches(write: _Event, read: _Event, last_sure: _Event | None) -> bool:
     """Return True if `read` may read the value that `write` assigns.
 
-    `last_sure` is the last assignment that certainly runs before `read`, if there is one.
+    `last_sure` is the last assignment that certainly runs before `read`, or None.
     """
     shared = 0
     for write_loop, read_loop in zip(write.chain, read.chain, strict=False):

@@ -1,6 +1,6 @@
 """One added statement (`Probe`) and all statements that an edit adds (`Probes`): the result of `find`.
 
-`logging_fingerprint` is equal for two edits that log a name in the same way, even if they also add different statements.
+`logging_fingerprint` is equal for two edits that log a name in the same way, even if they also add other statements.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ class ProbeKind(StrEnum):
 
 
 class Position(StrEnum):
-    """Where a statement is relative to the recorded loops at the same depth."""
+    """Position of a statement relative to the recorded loops in the same body of a loop, function or module."""
 
     BEFORE = "before"
     BETWEEN = "between"
     AFTER = "after"
     ALONE = "alone"
-    """There is no recorded loop at the same depth."""
+    """There is no recorded loop in the same body."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One added statement."""
+    """One statement that an edit adds, with the facts that a replay needs."""
 
     path: str
     first: int
@@ -54,25 +54,29 @@ class Probe:
     """Line of the statement without its decorators."""
     kind: ProbeKind
     names: tuple[str, ...]
-    """The names that the probe logs; `*` stands for a part that is known only at run time."""
+    """The names that the probe logs; `*` replaces parts that are known only at run time."""
     function: str
     loops: tuple[str, ...]
-    """Recorded loops of its function that enclose the probe, from the outermost in."""
+    """Names of the recorded loops of its function that enclose the probe, from the outermost in."""
     place: Position
     chains: tuple[tuple[str, ...], ...]
-    """Nested loops that may enclose the probe at run time, with loops of callers; empty if no call names its function."""
+    """All sequences of names of nested loops, with loops of callers, that may enclose the probe at run time.
+
+    Empty if the callers of its function are unknown."""
     depth: int
-    """How many of `loops` a replay may enter after their first iteration; START: the replay starts with the program."""
+    """Number of `loops`, from the outermost in, of which a replay may skip first iterations. The other `loops` must
+    run from their first iteration. START: the replay must start with the program."""
     feeding_loops: tuple[tuple[str, ...], ...] = ()
-    """Other loops of its function whose iterations must run because they assign what the probe reads."""
+    """Other loops of its function that must run because they assign what the probe reads, each as the names of the
+    nested loops from the outermost in."""
     paths: tuple[tuple[str, ...], ...] = ()
-    """The loop paths at which the probe may run: like `chains`, but ids, because two loops may have one name."""
+    """The loop paths in which the probe may run: `chains` with ids of loops, because two loops may have one name."""
     feeding_paths: tuple[tuple[str, ...], ...] = ()
     """The loop paths of `feeding_loops`, with loops of callers."""
     runs_first: bool = False
-    """Whether the probe is before all loops of its level, in a function that no call after a loop names."""
+    """Whether the probe is before all loops in the same body, and its function is not called after a loop has run."""
     generators: tuple[str, ...] = ()
-    """Random generators of the run that the probe uses; a replay restores their states after the probe."""
+    """Expressions of random generators of the run that the probe uses; a replay restores their states afterwards."""
     cautions: tuple[str, ...] = ()
 
 
@@ -85,10 +89,10 @@ class VariableExtraction:
     """Line of the statement that assigns the variables."""
     names: tuple[str, ...]
     into: int | None = None
-    """Line of the recorded statement that reads the variable, if a separate statement assigns it."""
+    """Line of the recorded statement that reads the variable, if a separate statement assigns it; otherwise None."""
 
     def shifted(self, path: str, line: int, count: int) -> VariableExtraction:
-        """Return the extraction with its line numbers after `count` lines were inserted before `line` of file `path`."""
+        """Return the extraction with its line numbers after `count` lines were inserted before `line` of `path`."""
         if path != self.path:
             return self
         into = self.into
@@ -99,21 +103,21 @@ class VariableExtraction:
 
 @dataclass(frozen=True, slots=True)
 class Probes:
-    """Everything that an edit adds."""
+    """All probes that an edit adds, with the edited source."""
 
     probes: tuple[Probe, ...]
     source: Mapping[str, str]
-    """The recorded version with the probes added, as a replay runs it."""
+    """File path -> text of the recorded version with the probes added, as a replay runs it."""
     variables: Mapping[tuple[str, str], frozenset[str]] = field(default_factory=dict)
-    """(path, function) -> variables that only probes bind there, so that the recorded state lacks them."""
+    """(path, function) -> variables of the function that only probes bind, so that the recorded state lacks them."""
     loops: Mapping[str, Mapping[int, LoopId]] = field(default_factory=dict)
-    """Edited file -> line of each recorded loop -> its recorded id."""
+    """Path of an edited file -> {line of a recorded loop: its recorded id}."""
     modules: tuple[str, ...] = ()
-    """Files that only probes import."""
+    """Paths of the new files, which only probes import."""
     extractions: tuple[VariableExtraction, ...] = ()
     """Recorded statements from which the edit extracted variables."""
     known_loops: frozenset[LoopId] = frozenset()
-    """The loops in modules, and in functions whose callers are all known."""
+    """The recorded loops at the top level of files, and in functions whose callers are all known."""
 
     def __bool__(self) -> bool:
         return bool(self.probes)
@@ -124,11 +128,11 @@ class Probes:
         return tuple(dict.fromkeys(name for probe in self.probes for name in probe.names))
 
     def of(self, name: str) -> tuple[Probe, ...]:
-        """Return the probes that log `name`, literally or by a pattern."""
+        """Return the probes that log `name`, literally or by a pattern with `*`."""
         return tuple(p for p in self.probes if any(fits(pattern, name) for pattern in p.names))
 
     def places(self, path: str) -> Places:
-        """Return (line, column) of each probe in one file -> its random generators, for `isolate_probes`."""
+        """Return {(line, column) of a probe: its random generators} for one file, as `isolate_probes` expects it."""
         return {(p.line, p.column): p.generators for p in self.probes if p.path == path}
 
 
@@ -148,10 +152,10 @@ _WRITES_ONLY = (ProbeKind.LOG, ProbeKind.PRINT)
 
 
 def logging_fingerprint(probes: Probes, name: str) -> str:
-    """Return a text that is equal for two edits of one version if they log `name` in the same way.
+    """Return a hash that is equal for two edits of one version if they log `name` in the same way.
 
-    Other log statements, and statements that only those statements need, do not count; nor do layout and comments.
-    In doubt, the two texts differ.
+    Log statements of other names, statements that only these need, layout and comments do not count. In doubt, the
+    hashes differ.
     """
     trees, nodes = _nodes(probes)
     affecting_probes = _affecting_probes(nodes, probes.of(name))
@@ -168,10 +172,11 @@ def logging_fingerprint(probes: Probes, name: str) -> str:
 
 
 def needed_probes(probes: Probes, names: Sequence[str]) -> set[Probe]:
-    """Return the statements that log `names`, the statements that bind their variables, and so on.
+    """Return the probes that log `names`, the probes that bind the variables which these read, and so on.
 
-    Names that recorded code binds need no added statement. Other added statements that mention one of these
-    variables may change the variable, so they are included; if such a statement is no probe, the edit is refused.
+    Variables that recorded code binds need no probe. Another probe that mentions a variable which one of the
+    returned probes binds may change the variable, so it is included, unless it only logs or prints. If such a
+    statement is refused, the edit is refused.
     """
     _, nodes = _nodes(probes)
     selected_probes = {probe for name in names for probe in probes.of(name)}
@@ -204,7 +209,7 @@ def needed_probes(probes: Probes, names: Sequence[str]) -> set[Probe]:
 
 
 def _nodes(probes: Probes) -> tuple[dict[str, ast.Module], dict[Probe, ast.stmt]]:
-    """Return the files that have probes, and the syntax tree of each probe."""
+    """Return ({path: syntax tree} of the files that have probes, {probe: its syntax node})."""
     trees = {
         path: parse(probes.source[path], path)
         for path in sorted({probe.path for probe in probes.probes})
@@ -221,10 +226,10 @@ def _nodes(probes: Probes) -> tuple[dict[str, ast.Module], dict[Probe, ast.stmt]
 
 
 def _affecting_probes(nodes: dict[Probe, ast.stmt], logging: tuple[Probe, ...]) -> set[Probe]:
-    """Return the `logging` statements and all statements that may affect their values.
+    """Return the probes `logging`, and all other probes that may affect the values that `logging` log.
 
-    These are statements that bind a name they mention; statements that mention a variable of probes,
-    because they may change it; and statements that neither log, print nor bind anything.
+    A probe may affect a value if it binds a name that an affecting probe mentions, if it mentions a variable that
+    an affecting probe binds (and so may change it), or if it neither logs, prints nor binds anything.
     """
     selected_probes = {probe for probe in nodes if probe in logging}
     binds = {probe: {name for name, _ in bound_by(node)} for probe, node in nodes.items()}

@@ -1,4 +1,4 @@
-"""Refuse edits that are no probes: changed or removed statements, shadowed modules, names that reflection would see."""
+"""Refuse edits that are no probes: changed or removed statements, hidden modules, names that `locals()` would list."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _shown(node: ast.stmt) -> str:
 
 
 def missing_file_refusal(path: str, candidates: Sequence[str]) -> ProbeRefusal:
-    """Return the refusal for a missing file of the run; the refusal lists the names that the file may have now."""
+    """Return the refusal for the missing file `path` of the run; `candidates` are paths that it may have now."""
     if not candidates:
         why = "the run used this file and it is gone"
         return ProbeRefusal(path, 1, f"`{path}`", why, "Bring it back.")
@@ -106,7 +106,7 @@ def extracted_variable_refusal(
     comparison: StatementComparison,
     parents: tuple[ast.AST, ...],
 ) -> ProbeRefusal | None:
-    """Return why an edit may not extract this variable from a recorded statement, or None if nothing forbids the edit."""
+    """Return the refusal for a variable that an edit extracts from a recorded statement, or None if it is allowed."""
     name = variable.target.id
     binding_scope = scope.owner_of(name) or scope
     line = binding_scope.recorded_use(name)
@@ -132,7 +132,9 @@ def extracted_variable_refusal(
 
 
 def differing(old: ast.AST, new: ast.AST) -> tuple[str, str] | None:
-    """Return the old and the new text of the only part in which two statements differ, or None if several parts differ.
+    """Return (old text, new text) of the only part in which two statements differ.
+
+    Return None if several parts differ, or if the part is long or the whole expression.
 
     >>> differing(*ast.parse("f(a, lr=0.1); f(a, lr=0.2)").body)
     ('0.1', '0.2')
@@ -145,13 +147,13 @@ def differing(old: ast.AST, new: ast.AST) -> tuple[str, str] | None:
             break
         difference = old, new = pairs[0]
     if difference is None or difference[0] is whole_expression:
-        return None  # the refusal shows both statements in full
+        return None  # the refusal already shows both statements as a whole
     old_text, new_text = (" ".join(ast.unparse(part).split()) for part in difference)
     return (old_text, new_text) if max(len(old_text), len(new_text)) <= 60 else None
 
 
 def _differing_children(old: ast.AST, new: ast.AST) -> list[tuple[ast.AST, ast.AST]] | None:
-    """Return the pairs of unequal children of two nodes, or None if the nodes differ in more than their children."""
+    """Return the pairs of unequal child nodes of two nodes, or None if the nodes differ in other ways, too."""
     pairs: list[tuple[ast.AST, ast.AST]] = []
     for name in old._fields:
         if name in BODIES and blocks(old):
@@ -173,7 +175,10 @@ def _differing_children(old: ast.AST, new: ast.AST) -> list[tuple[ast.AST, ast.A
 def class_refusal(
     path: str, item: AddedStatement, attributes: frozenset[str], methods: frozenset[str]
 ) -> ProbeRefusal | None:
-    """Return why a statement may not be added to a recorded class, or None if nothing forbids the addition."""
+    """Return the refusal for a statement that is added to the body of a recorded class, or None if it is allowed.
+
+    `attributes` and `methods` are the names of all attributes and methods in the recorded code.
+    """
     enclosing_definitions = [
         node for node in item.parents if isinstance(node, (*FUNCTIONS, ast.ClassDef))
     ]
@@ -203,9 +208,9 @@ def class_refusal(
 def reflection_refusal(
     path: str, item: AddedStatement, names: list[str], comparison: StatementComparison, scope: Scope
 ) -> ProbeRefusal | None:
-    """Return the refusal for a probe that binds a variable which a later `locals()` or `dir()` of recorded code would list.
+    """Return the refusal for a probe whose new variables `names` a later `locals()` of recorded code would list.
 
-    Return None if recorded code lists no variables of this scope.
+    `vars()`, `dir()` and `globals()` count, too. Return None if no later recorded code lists the variables of `scope`.
     """
     if not names or scope.is_class:
         return None
@@ -245,7 +250,7 @@ def _is_in_scope(stmt: ast.stmt, scope: Scope) -> bool:
 
 
 def shadow_refusals(trees: Mapping[str, ast.Module], new_paths: set[str]) -> list[ProbeRefusal]:
-    """Return a refusal for each new file that hides a module which recorded code imports under the name of the file."""
+    """Return a refusal for each new file whose name hides a module that recorded code imports."""
     imported: dict[str, tuple[str, int]] = {}
     folders = {path.rpartition("/")[0] for path in trees}
     for path, tree in trees.items():

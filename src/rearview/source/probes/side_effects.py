@@ -17,12 +17,12 @@ Functions = Mapping[str, list[ast.FunctionDef | ast.AsyncFunctionDef]]
 
 @dataclass(frozen=True, slots=True, order=True)
 class ProbeRefusal:
-    """One reason why an edit is not a probe, with its line of the edited text."""
+    """One reason why an edit is not a probe, with the file and line of the edited source."""
 
     path: str
     line: int
     code: str
-    """The refused code, as the message shows it."""
+    """The refused code in backquotes, shortened for the message."""
     why: str
     remedy: str
 
@@ -31,7 +31,7 @@ class ProbeRefusal:
 
 
 class Judge(ast.NodeVisitor):
-    """Examines the added statements of one file; `refusals` and `cautions` are the result."""
+    """Examines the added statements of one file; `refusals`, `cautions` and `generators` are the results."""
 
     def __init__(
         self, path: str, scopes: Scopes, levels: Levels, facts: ProgramFacts, functions: Functions
@@ -45,18 +45,18 @@ class Judge(ast.NodeVisitor):
         self.cautions: dict[int, list[str]] = {}
         self.generators: dict[int, list[ast.expr]] = {}
         self.relied: dict[tuple[int, str], int] = {}
-        """(id of a scope, extracted variable) -> line at which recorded code reads the variable."""
+        """(`id()` of a scope, extracted variable) -> line at which recorded code reads the variable."""
         self._scope: Scope = scopes.top
         self._loops = 0
         self._own = False
         """Whether the visitor is inside a function that the edit adds."""
         self._alone: int = 0
-        """The `id()` of the expression that is a statement of its own."""
+        """`id()` of the last visited expression that forms a whole statement: its value is not used. 0 if none."""
         self._line = 0
         self._aliases = Aliases(ast.Module([], []))
 
     def examine(self, stmt: ast.stmt, aliases: Aliases) -> None:
-        """Examine one added statement."""
+        """Examine one added statement, and add its refusals, cautions and random generators to the results."""
         self._scope = self.scopes.of[id(stmt)]
         self._loops, self._own, self._line = 0, False, stmt.lineno
         self._aliases = aliases
@@ -72,7 +72,7 @@ class Judge(ast.NodeVisitor):
         self.cautions.setdefault(self._line, []).append(text)
 
     def visit(self, node: ast.AST) -> None:
-        """Visit a node in its own scope."""
+        """Visit a node and its children, in the scope that the node opens, if it opens one."""
         if isinstance(node, ast.stmt):
             self._bindings(node)
         opens = self.scopes.opened.get(id(node))
@@ -86,7 +86,7 @@ class Judge(ast.NodeVisitor):
         self._scope, self._loops, self._own = outer
 
     def _bindings(self, stmt: ast.stmt) -> None:
-        # only the bindings of the compound statement itself; inner statements are visited later
+        # examine only the head of a compound statement: the statements inside are visited later
         holder: list[ast.AST] = [stmt]
         if not isinstance(stmt, (*FUNCTIONS, ast.ClassDef)) and hasattr(stmt, "body"):
             holder = [
@@ -97,7 +97,7 @@ class Judge(ast.NodeVisitor):
             for name, node in bound_by(part):
                 binding_scope = scope.owner_of(name) or scope
                 if binding_scope.is_class:
-                    continue  # `class_refusal` judges attributes of a recorded class
+                    continue  # `class_refusal` examines statements in a recorded class
                 line = binding_scope.recorded_use(name) or self.relied.get(
                     (id(binding_scope), name)
                 )
@@ -259,7 +259,7 @@ class Judge(ast.NodeVisitor):
         if called in mutations.CONTAINER_METHODS and isinstance(
             getattr(node.func, "value", None), ast.Attribute
         ):
-            return mutations.CHANGING_METHODS[called]  # sys.path.append(...)
+            return mutations.CHANGING_METHODS[called]  # such as `sys.path.append(...)`
         if called in mutations.ENDING_CALLS and not (called == "kill" and not node.args):
             return "it would end or stop the run", "Log what you want to see instead."
         if called in mutations.SETTING_CALLS and (
@@ -320,9 +320,10 @@ class Judge(ast.NodeVisitor):
         return None
 
     def _effect(self, name: str, visited: set[str]) -> str:
-        """Return a training method (`mutations.TRAINING_METHODS`) that a project function calls, directly or through others.
+        """Return a training method that the project's function `name` calls, directly or through other functions.
 
-        Else return a method that switches the mode of a model (`mutations.MODE_METHODS`), or '' if the function calls neither.
+        Training methods are `mutations.TRAINING_METHODS`. If the function calls none, return a method that it calls
+        to switch the mode of a model (`mutations.MODE_METHODS`), or ''.
         """
         if name in visited or name not in self.functions:
             return ""
@@ -360,7 +361,7 @@ class Judge(ast.NodeVisitor):
 
 
 def _harmless(node: ast.Call) -> bool:
-    """Return True for `clip_grad_norm_` with infinity, which only computes the norm."""
+    """Return True if a call is `clip_grad_norm_` with an infinite limit, which only computes the norm."""
     if last_name(node.func) != "clip_grad_norm_":
         return False
     limit = node.args[1] if len(node.args) > 1 else None

@@ -1,6 +1,6 @@
-"""Insert one statement of the newest source at its place in an older text, or refuse with the reason.
+"""Insert statements of the newest source where they belong in an older text, or refuse with the reason.
 
-The code around the statement may be in another file of the older version: `candidate_files` lists such files.
+The code around the statements may be in another file of the older version: `candidate_files` lists such files.
 """
 
 import ast
@@ -46,7 +46,7 @@ from rearview.source.statement_trees import (
 from rearview.source.text import Parsed, newline, split, try_parse
 
 BY_HAND = "put there by hand"
-MIN_CONFIDENCE = 0.7  # a place with less confidence is refused, unless the user sets another limit
+MIN_CONFIDENCE = 0.7  # the default limit: an insertion with less confidence is refused
 CALIBRATION = (
     (0.0, 0.0),
     (0.679, 0.712),
@@ -54,27 +54,29 @@ CALIBRATION = (
     (0.869, 0.916),
     (0.978, 0.996),
 )
-"""(score of the evidence, fraction of insertions with this score that were right), by rising score.
+"""(score of the evidence for an insertion, fraction of insertions with this score that were right), by rising score.
 
-Fitted on 1,161 insertions of the tuning repositories by benchmarks/propagation/calibrate.py; its README says for which code the numbers hold.
+Fitted by benchmarks/propagation/calibrate.py on 1,161 insertions in the repositories used for tuning; the README
+there says for which code the numbers hold.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """Statements as they go into the old text, before 1-based `line`; `line` is None if they are refused."""
+    """Statements of the new text as they are inserted into an old text, or a refusal."""
 
     line: int | None
+    """Line of the old text, from 1, before which `text` is inserted; None if the statements are refused."""
     text: str
     confidence: float
     reasons: tuple[str, ...]
-    """The evidence for the place and for the old names."""
+    """The evidence for the place in the old text and for the old names of variables, as sentences."""
     reason: str = ""
-    """Why the statements are refused, or ''."""
+    """Reason why the statements are refused, or ''."""
     score: float = 0.0
     """Strength of the evidence, from which `calibrated` computes `confidence`."""
     present: tuple[int, int] | None = None
-    """First and last line of the same statements if the old text has them already."""
+    """First and last line of these statements if the old text has them already at this place; otherwise None."""
 
     @property
     def refused(self) -> bool:
@@ -88,6 +90,8 @@ class Carried:
 
 @dataclass(frozen=True, slots=True)
 class _Selection:
+    """The statements to carry, with the new text and their first and last line in it."""
+
     parsed: Parsed
     lines: tuple[int, int]
     statements: list[ast.stmt]
@@ -95,14 +99,14 @@ class _Selection:
 
 @dataclass(frozen=True, slots=True)
 class _HandPlace:
-    """A line of the old text that the user chose, and the old names of variables that the user gave."""
+    """A line of the old text that the user chose, and the old names (new name -> old name) that the user gave."""
 
     line: int
     renames: Mapping[str, str]
 
 
 def calibrated(score: float) -> float:
-    """Return the fraction of insertions with a score that are right, interpolated in `CALIBRATION`.
+    """Return the expected fraction of right insertions among those with `score`, interpolated in `CALIBRATION`.
 
     >>> calibrated(0.0) < calibrated(0.7) < calibrated(1.0) <= 1.0
     True
@@ -115,7 +119,7 @@ def calibrated(score: float) -> float:
 
 
 def refuse(reason: str, *reasons: str, confidence: float = 0.0) -> Carried:
-    """Return a refusal with its reason."""
+    """Return a refusal because of `reason`; `reasons` is the evidence that was found for a place."""
     return Carried(None, "", confidence, reasons, reason)
 
 
@@ -127,12 +131,12 @@ def carry(
     disproved: Mapping[int, str] | None = None,
     inserted: Sequence[tuple[int, int]] = (),
 ) -> Carried:
-    r"""Return where the statements on `lines` of the new text belong in the old one, and as what text.
+    r"""Return where the statements on `lines` of the new text belong in the old text, and their text there.
 
-    Lines are 1-based and inclusive. The statements are refused if the confidence is less than `min_confidence`, a variable does
-    not exist in the old text, two places are equally good, or the code around the statements cannot be found.
+    Lines are 1-based and inclusive. The statements are refused if the confidence is less than `min_confidence`, a
+    variable does not exist in the old text, two places are equally good, or the code around them cannot be found.
     `disproved` maps lines of the old text to the reason why the statements were wrong before that line; then the next
-    likely place is used. `inserted` has (line, number of lines) of earlier insertions into the old text, in order;
+    most likely place is used. `inserted` has (line, number of lines) of earlier insertions into the old text, in order;
     messages give line numbers as they were before these insertions.
 
     >>> new = "for x in data:\n    cost = f(x)\n    print(cost)\n    step(cost)\n"
@@ -175,7 +179,7 @@ def carry_to(
     renames: Mapping[str, str] | None = None,
     inserted: Sequence[tuple[int, int]] = (),
 ) -> Carried:
-    r"""Return the statements on `lines` of the new text as they read at a line given by hand.
+    r"""Return the statements on `lines` of the new text as they read at `line` of the old text, chosen by the user.
 
     The statements go before `line` of the old text or, with `after`, after the statement on that line. Variables get
     the names that they have in the old text, or the names of `renames` (new name -> old name) without a check.
@@ -200,9 +204,9 @@ def carry_to(
 def _prepare(
     new: str, lines: tuple[int, int], old: str
 ) -> tuple[_Selection, Matching, NewPlace] | str:
-    """Return the statements on `lines`, the matching of both texts, and the place of the statements in the new text.
+    """Return (statements on `lines`, matching of both texts, place of the statements in the new text).
 
-    If a text cannot be used, return the reason.
+    If one of the texts or the lines cannot be used, return the reason as a text.
     """
     new_parsed, old_parsed = try_parse(new), try_parse(old)
     if isinstance(new_parsed, str):
@@ -225,12 +229,12 @@ def _prepare(
 
 
 def too_uncertain(confidence: float, min_confidence: float) -> str:
-    """Return the message that the confidence in a place is too low."""
+    """Return the message that `confidence` is less than `min_confidence`."""
     return f"the best place is only {int(100 * confidence)}% sure, less than {min_confidence:.0%}"
 
 
 def statements_on(parsed: Parsed, lines: tuple[int, int]) -> list[ast.stmt] | str:
-    """Return the statements on the lines, or the reason why the lines are not whole statements of one block."""
+    """Return the statements on `lines` (first, last), or the reason why these lines are not whole statements."""
     start, end = lines
     todo: list[list[ast.stmt]] = [parsed.tree.body]
     while todo:
@@ -259,14 +263,14 @@ def statements_on(parsed: Parsed, lines: tuple[int, int]) -> list[ast.stmt] | st
 
 
 def is_notebook(text: str) -> bool:
-    """Return True if a text is a notebook file, which parses as Python but is data."""
+    """Return True if a text is a notebook file: JSON, which Python can parse although it is no program."""
     return (
         text.lstrip("\ufeff \r\n\t").startswith("{") and '"cells"' in text and '"nbformat"' in text
     )
 
 
 def _place_in_new_tree(tree: StatementTree, stmt: ast.stmt) -> tuple[StatementNode, int]:
-    """Return (block, index in the block) at which a statement belongs that was left out of the tree."""
+    """Return (block, index in the block) of the position of `stmt` in `tree`, from which `stmt` was left out."""
     for node in tree.nodes:
         if not node.is_block:
             continue
@@ -286,7 +290,10 @@ def _insertion(
     by_hand: _HandPlace | None = None,
     min_confidence: float = MIN_CONFIDENCE,
 ) -> Carried:
-    """Return the statements as they read at `place` of the old text, or a refusal."""
+    """Return the statements as they read at `place` of the old text, or a refusal.
+
+    With `by_hand`, the place is certain: its line and renamed variables are used without a check.
+    """
     new_parsed, lines, statements = selection.parsed, selection.lines, selection.statements
     statement_uses = new_place.uses
     old = matching.old
@@ -365,7 +372,7 @@ def _insertion(
 
 
 def _present(old: Sequence[str], line: int, text: str) -> tuple[int, int] | None:
-    """Return the first and last line of the same statements directly before or after a place, or None."""
+    """Return (first line, last line) if the statements `text` are in `old` directly before or at `line`, or None."""
     inserted = [each.strip() for each in split(text) if each.strip()]
     for start in (line - len(inserted), line):
         near = old[max(0, start - 1) : start - 1 + len(inserted)]
@@ -384,7 +391,7 @@ def _absence(listed: list[str]) -> str:
 
 
 def _indent(old: StatementTree, block: StatementNode, index: int) -> str | None:
-    """Return the indentation of a block, or None if no whole line can be inserted at the index."""
+    """Return the indentation of the statements of a block, or None if no whole line can be inserted at `index`."""
     if not block.children:
         return ""
     for at in {0, min(index, len(block.children) - 1)}:
@@ -395,7 +402,10 @@ def _indent(old: StatementTree, block: StatementNode, index: int) -> str | None:
 
 
 def _syntax_error_with(old: StatementTree, line: int, text: str) -> str | None:
-    """Return the syntax error after inserting `text` before a line, or None; only the top-level statement is parsed."""
+    """Return the syntax error that results if `text` is inserted before `line`, or None if there is none.
+
+    Only the top-level statement around the line is parsed.
+    """
     lines = old.parsed.code_lines
     around = next((n for n in reversed(old.root.children) if n.start < line), None)
     if around is None:
@@ -407,8 +417,8 @@ def _syntax_error_with(old: StatementTree, line: int, text: str) -> str | None:
     return result if isinstance(result, str) else None
 
 
-NEAR = 12  # lines above, and as many below, that count as the code around a statement
-MAX_FILES = 3  # files of an older version that are tried
+NEAR = 12  # number of lines above and of lines below that count as the code around a statement
+MAX_FILES = 3  # maximal number of files that `candidate_files` returns
 
 
 def candidate_files(
@@ -416,7 +426,8 @@ def candidate_files(
 ) -> list[str]:
     r"""Return the paths of the old files that contain the code around `lines` of the file `path`, best first.
 
-    An old file that still contains this code in the new version (`files`) is a copy, not the origin.
+    `old` and `files` map paths to texts of the old and the new version. An old file that contains this code in the
+    new version, too, is left out: it has a copy of the code.
 
     >>> new = {"a.py": "loss = compute(x)\nprint(loss)\nstep_with(loss)\n"}
     >>> old = {"b.py": "loss = compute(x)\nstep_with(loss)\n", "c.py": "other()\n"}

@@ -15,7 +15,7 @@ from rearview.source.statement_trees import StatementNode, StatementTree, grow
 from rearview.source.text import Parsed, newline, split, try_parse
 
 ExpressionPath = tuple[tuple[str, int], ...]
-"""(field, index in the field if it is a list, else 0) of each syntax node from a statement down to an expression."""
+"""Way from a statement to an expression in it: (field, index in the field or 0) of each syntax node on the way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,10 @@ class _NotExtractableError(Exception):
 def extract_variables(
     new: str, extraction: VariableExtraction, old: str
 ) -> tuple[str, VariableExtraction] | str:
-    r"""Return (the old text with the same variables extracted, their position in it), or why that is impossible.
+    r"""Return (old text in which the variables are extracted, too, the extraction in it).
+
+    `extraction` tells which statement of the new text extracts which variables. If the old text cannot be edited
+    in the same way, return the reason.
 
     The old text may compute the values with different code, which remains unchanged.
 
@@ -95,7 +98,11 @@ def _partner(
     names: tuple[str, ...],
     old: StatementTree,
 ) -> StatementNode | None:
-    """Return the old statement that corresponds to the new statement before its variables were extracted, or None."""
+    """Return the old statement that `match` pairs with the new statement, or None.
+
+    For the comparison, the edit that extracts the variables `names` is undone in the new text. `binds` is the
+    statement that assigns the variables, `reads` the recorded statement; both are one unless a line was added.
+    """
     new, without = binds.tree, None
     edits: list[_Edit] = []
     if reads is not binds:
@@ -120,7 +127,7 @@ def _partner(
 
 
 def _assigning_edits(new: ast.AST, old: ast.AST, names: tuple[str, ...]) -> Iterator[_Edit]:
-    """Yield the edits by which an old statement assigns its values to the variables of the new statement."""
+    """Yield the edits after which the statement `old` assigns the variables `names` as the statement `new` does."""
     assert isinstance(old, ast.stmt)
     unassigned_names = set(names)
     targets: list[ast.expr] = []
@@ -153,7 +160,10 @@ def _assigning_edits(new: ast.AST, old: ast.AST, names: tuple[str, ...]) -> Iter
 def _replacing_edit(
     binds: ast.AST, reads: ast.AST, old: ast.AST, name: str, old_parsed: Parsed
 ) -> tuple[_Edit, str]:
-    """Return the edit that replaces a value of an old statement by the variable `name`, and the text of the value."""
+    """Return (edit that replaces a value in the statement `old` by the variable `name`, text of the value).
+
+    In the new text, the statement `binds` assigns the variable and the statement `reads` reads it.
+    """
     value = getattr(binds, "value", None)
     for path, node in _walk(reads):
         if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load):
@@ -175,7 +185,10 @@ def _replacing_edit(
 
 
 def _walk(stmt: ast.AST, path: ExpressionPath = ()) -> Iterator[tuple[ExpressionPath, ast.AST]]:
-    """Yield (path, expression) in a statement without its blocks; `(name := value)` and `value` have the same path."""
+    """Yield (`ExpressionPath` of an expression, expression) for a statement without its blocks.
+
+    The path of `value` in `(name := value)` is the path of the whole `:=` expression; `path` leads to `stmt`.
+    """
     for field, value in ast.iter_fields(stmt):
         items = value if isinstance(value, list) else [value]
         for at, item in enumerate(items):
@@ -201,7 +214,7 @@ def _follow(stmt: ast.AST, path: ExpressionPath) -> ast.expr | None:
 
 
 def _corresponds(new: ast.AST | None, old: ast.AST | None) -> bool:
-    """Return True if two expressions call the same function, or are equal."""
+    """Return True if two expressions are equal, or are calls of functions with the same name."""
     if isinstance(new, ast.NamedExpr):
         new = new.value
     if isinstance(new, ast.Await) and isinstance(old, ast.Await):
@@ -231,12 +244,15 @@ def _applied(parsed: Parsed, edits: list[_Edit]) -> str:
         (row, _), (last, _) = edit.start, edit.end
         after_edit = lines[last - 1][_character(parsed, *edit.end) :]
         lines[row - 1] = lines[row - 1][: _character(parsed, *edit.start)] + edit.text + after_edit
-        for emptied_row in range(row, last):  # emptied, so that later lines keep their numbers
+        for emptied_row in range(row, last):  # not removed, so that later lines keep their numbers
             lines[emptied_row] = "\n"
     return "".join(lines)
 
 
 def _character(parsed: Parsed, row: int, column: int) -> int:
-    """Return the character index of a column in bytes; a byte order mark counts as one character."""
+    """Return the index of a character in line `row` (from 1) whose `column` is counted in bytes of the code.
+
+    A byte order mark counts as one character.
+    """
     mark = row == 1 and parsed.lines[0].startswith("\ufeff")
     return mark + len(parsed.code_lines[row - 1].encode()[:column].decode())

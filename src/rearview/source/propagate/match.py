@@ -1,9 +1,9 @@
 """Match the statements of two texts: pair each statement of the new text with its counterpart in the old text.
 
 There are two phases, as in GumTree: equal subtrees from the top, then compound statements from the bottom by their
-contents. In between, the remaining statements are aligned by similarity. Functions and classes are paired first,
-which divides the rest into small problems. `probes.align` pairs statements for another purpose:
-docs/decisions/two-matchings.md.
+contents. In between, the remaining statements are aligned by similarity. Functions and classes are paired first, so
+that the other statements are paired inside them. The two statements of a pair are called partners. `probes.align`
+pairs statements for another purpose: docs/decisions/two-matchings.md.
 """
 
 from bisect import bisect_left
@@ -22,15 +22,15 @@ from rearview.source.statement_trees import (
 )
 
 SIMILAR = 0.5  # two statements that are less similar than this are not paired
-SMALL_FUNCTION = 5  # a function with at most this many statements is paired by its name alone
-MANY = 10  # this many equal statements identify a function that was mostly rewritten
-MAX_GAP = 40_000  # beyond this product of lengths a gap is aligned by identical statements only
-MAX_TABLE = 250_000  # beyond this product of lengths only items that occur once are aligned
+SMALL_FUNCTION = 5  # functions with at most this many statements are paired by name alone
+MANY = 10  # so many shared statements identify a function even if most of it was rewritten
+MAX_GAP = 40_000  # most pairs (new statements times old ones) that are compared by similarity
+MAX_TABLE = 250_000  # largest product of two lengths for which a common subsequence is computed
 
 
 @dataclass(frozen=True, slots=True)
 class Matching:
-    """Pairs of statements: `old_of` maps new statements to old ones, `new_of` old ones to new ones."""
+    """Pairs of statements of two texts: `old_of` maps new statements to old ones, `new_of` old ones to new ones."""
 
     new: StatementTree
     old: StatementTree
@@ -38,7 +38,7 @@ class Matching:
     new_of: dict[StatementNode, StatementNode] = field(default_factory=dict)
 
     def pair(self, new: StatementNode, old: StatementNode) -> None:
-        """Pair two nodes; earlier pairs of either node are removed."""
+        """Pair two nodes, and remove earlier pairs of both nodes."""
         former_old = self.old_of.pop(new, None)
         if former_old is not None:
             del self.new_of[former_old]
@@ -49,12 +49,16 @@ class Matching:
         self.new_of[old] = new
 
     def is_unchanged(self, new: StatementNode) -> bool:
-        """Return True if a node has a partner with exactly the same text."""
+        """Return True if the node `new` is paired with an old node that has the same words and kind."""
         old = self.old_of.get(new)
         return old is not None and old.words == new.words and old.kind == new.kind
 
     def old_block(self, new: StatementNode) -> StatementNode | None:
-        """Return the old block that corresponds to a new block, or None if the statement around it has no partner."""
+        """Return the old block that corresponds to the block `new`, or None.
+
+        It is the block with the same role (`body`, `orelse`, …) in the old statement that is paired with the
+        statement around `new`.
+        """
         if new.parent is None:
             return self.old.root
         owner = self.old_of.get(new.parent)
@@ -80,11 +84,11 @@ def match(new: StatementTree, old: StatementTree) -> Matching:
 class _Matcher:
     def __init__(self, new: StatementTree, old: StatementTree) -> None:
         self.matching = Matching(new, old)
-        self.ids: dict[object, int] = {}  # one number for each distinct key
-        self.head: dict[StatementNode, int] = {}  # number of a statement without its blocks
-        self.whole: dict[StatementNode, int] = {}  # number of a statement with its blocks
-        self.size: dict[StatementNode, int] = {}  # statements and blocks in a node, with itself
-        self.count: dict[StatementNode, int] = {}  # statements in a node, with itself
+        self.ids: dict[object, int] = {}  # key -> number of the key: equal keys, equal numbers
+        self.head: dict[StatementNode, int] = {}  # node -> number of its code without its blocks
+        self.whole: dict[StatementNode, int] = {}  # node -> number of its code with its blocks
+        self.size: dict[StatementNode, int] = {}  # node -> count of statements and blocks in it
+        self.count: dict[StatementNode, int] = {}  # node -> count of statements in it and itself
         self.block_words: dict[StatementNode, Counter[str]] = {}
         for tree in (new, old):
             for node in reversed(tree.nodes):
@@ -145,7 +149,7 @@ class _Matcher:
         return by_number
 
     def pair_scopes(self) -> None:
-        """Pair functions and classes: by qualified name, then by contents, then by plain name."""
+        """Pair functions and classes by qualified name, then by the statements in them, then by plain name."""
         matching = self.matching
         news = {
             name: node
@@ -169,9 +173,9 @@ class _Matcher:
             self.pair_scopes_by_plain_name(allow_little_shared=kind == "FunctionDef")
 
     def share_little(self, new: StatementNode, old: StatementNode) -> bool:
-        """Return True if two functions share almost no statements, though at least one of them is not small.
+        """Return True if two functions share almost no statements, although at least one of them is not small.
 
-        The body of one may have been moved into a new function, which it calls now.
+        Two functions with equal names may be so because the body of one was moved into a new function.
         """
         if new.kind != "FunctionDef" or max(self.count[new], self.count[old]) <= SMALL_FUNCTION:
             return False
@@ -181,7 +185,7 @@ class _Matcher:
         )
 
     def pair_scopes_by_plain_name(self, *, allow_little_shared: bool) -> None:
-        """Pair functions and classes that have the same name, in scopes that are paired.
+        """Pair functions and classes that have the same name and are in a pair of functions, classes or modules.
 
         Functions that share almost no statements are paired only with `allow_little_shared`.
         """
@@ -206,7 +210,7 @@ class _Matcher:
                     matching.pair(new, namesakes[0])
 
     def pair_scopes_by_contents(self, news: list[StatementNode], olds: list[StatementNode]) -> None:
-        """Pair functions, or classes, that contain the same statements."""
+        """Pair functions, or classes, that have enough statements in common, the most similar ones first."""
         matching = self.matching
         news = [node for node in news if node not in matching.old_of]
         olds = [node for node in olds if node not in matching.new_of]
@@ -225,7 +229,8 @@ class _Matcher:
             for old, count in shared.items():
                 total = contents[new].total() + contents[old].total()
                 similarity = 2 * count / total + (0.3 if _name(old) == _name(new) else 0.0)
-                rewritten = count >= MANY and similarity >= 0.15  # mostly rewritten
+                # a long function may be the same one although most of it was rewritten
+                rewritten = count >= MANY and similarity >= 0.15
                 if rewritten or (similarity >= 0.4 and (count > 1 or similarity > 0.8)):
                     votes.append((-similarity, abs(new.order - old.order), new, old))
         votes.sort(key=lambda vote: (vote[0], vote[1], vote[2].order, vote[3].order))
@@ -237,7 +242,7 @@ class _Matcher:
         return [self.head[node] for node in scope.walk() if not node.is_block and node is not scope]
 
     def own_statements(self, scope: StatementNode) -> list[StatementNode]:
-        """Return the statements of a scope in text order, without those of scopes inside it."""
+        """Return the statements of a function, class or module in order, without those of definitions in it."""
         statements: list[StatementNode] = []
         stack = list(reversed(scope.children))
         while stack:
@@ -252,7 +257,10 @@ class _Matcher:
     def pair_in_scope(
         self, new: StatementNode, old: StatementNode
     ) -> list[tuple[list[StatementNode], list[StatementNode]]]:
-        """Pair the equal statements of two paired scopes, in order; return the gaps between the pairs."""
+        """Pair equal statements of `new` and `old`, two paired functions, classes or modules, in order.
+
+        Return (new statements, old statements) of each gap between consecutive pairs.
+        """
         news, olds = self.own_statements(new), self.own_statements(old)
         pairs = align_items(
             [self.key(node) for node in news],
@@ -265,7 +273,7 @@ class _Matcher:
         return [(news[i + 1 : k], olds[j + 1 : m]) for (i, j), (k, m) in pairwise(edges)]
 
     def key(self, node: StatementNode) -> int:
-        # a paired function counts as one item, however much its header changed
+        # two paired functions have equal keys, even if their headers differ
         partner = self.matching.old_of.get(node)
         if node.is_scope and partner is not None:
             return self.number(("pair", id(partner)))
@@ -275,12 +283,12 @@ class _Matcher:
 
     def pair_if_free(self, new: StatementNode, old: StatementNode) -> None:
         if new.is_scope or old.is_scope:
-            return  # functions and classes are paired as a whole, or not at all
+            return  # functions and classes are paired by `pair_scopes` only
         if new not in self.matching.old_of and old not in self.matching.new_of:
             self.matching.pair(new, old)
 
     def pair_similar(self, news: list[StatementNode], olds: list[StatementNode]) -> None:
-        """Pair, in order, the statements of a gap so that the sum of the similarities is largest."""
+        """Pair unpaired statements of two lists, in order, so that the sum of the similarities is largest."""
         news = [node for node in news if node not in self.matching.old_of and not node.is_scope]
         olds = [node for node in olds if node not in self.matching.new_of and not node.is_scope]
         if not news or not olds or len(news) * len(olds) > MAX_GAP:
@@ -369,7 +377,10 @@ class _Matcher:
                     self.pair_subtrees(new, old)
 
     def pair_by_key(self, key: Callable[[StatementNode], Hashable | None]) -> None:
-        """Pair simple statements of paired scopes that have the same key, if the key occurs once in each scope."""
+        """Pair simple statements with equal `key` in two paired functions, classes or modules.
+
+        A key must belong to exactly one unpaired statement on both sides. None is not a key.
+        """
         matching = self.matching
         for new_scope, old_scope in [(n, o) for n, o in matching.old_of.items() if n.is_scope]:
             new_nodes: dict[Hashable, list[StatementNode]] = defaultdict(list)
@@ -387,8 +398,8 @@ class _Matcher:
                     matching.pair(news[0], olds[0])
 
     def identifying_key(self, node: StatementNode) -> Hashable | None:
-        """Return a key that identifies a simple statement within its function, or None if the statement is too short."""
-        least = 4 if node.kind == "Return" else 2  # `return 0` is in many blocks
+        """Return a key for the code of a statement, for `pair_by_key`, or None if the statement is too short."""
+        least = 4 if node.kind == "Return" else 2  # a short `return 0` is too frequent
         return (self.whole[node], "same") if len(node.words) >= least else None
 
     def are_unpaired(self, new: StatementNode, old: StatementNode) -> bool:
@@ -397,7 +408,7 @@ class _Matcher:
         )
 
     def pair_containers(self) -> None:
-        """Pair compound statements by their contents, from the bottom."""
+        """Pair compound statements by the paired statements in them, inner compound statements first."""
         matching = self.matching
         for new in reversed(matching.new.nodes):
             if new.is_block or not new.children or new.is_scope:
@@ -438,7 +449,11 @@ class _Matcher:
                     matching.pair(new, best)
 
     def take_partner(self, new: StatementNode, old: StatementNode, shared: int) -> None:
-        """Pair `new` with `old` if the current partner of `old` shares fewer statements with `old` than `new` does."""
+        """Pair `new` with `old`, which is paired with another new statement, if that one fits less well.
+
+        That is so if fewer than `shared` statements in the other one are paired with statements in `old`. Pairs of
+        equal statements in both are then transferred to statements in `new`.
+        """
         matching = self.matching
         rival = matching.new_of[old]
         old_nodes = set(old.walk())
@@ -465,7 +480,7 @@ class _Matcher:
         return 2 * shared[old] / max(1, self.count[new] + self.count[old] - 2)
 
     def pair_remaining(self) -> None:
-        """Align the remaining statements inside paired compound statements."""
+        """Pair corresponding blocks, and pair the remaining statements in them by similarity, between earlier pairs."""
         for new in self.matching.new.nodes:
             if not new.is_block:
                 continue
@@ -494,7 +509,7 @@ class _Matcher:
                 last_paired = max(last_paired, stop)
 
     def pair_only_containers(self, news: list[StatementNode], olds: list[StatementNode]) -> None:
-        """Pair two compound statements that are the only ones of a gap, if their heads are similar."""
+        """Pair the only unpaired compound statement of `news` with that of `olds`, if their heads are similar."""
         new_containers = [
             each for each in news if each.children and each not in self.matching.old_of
         ]
@@ -517,7 +532,10 @@ class _Matcher:
             self.matching.pair(new, old)
 
     def repair_repeated(self) -> None:
-        """Pair each repeated statement with the occurrence that is next to the partner of its neighbour."""
+        """Correct the pairs of equal statements that occur several times.
+
+        Pair each of them with the old occurrence next to the old statement that its neighbour is paired with.
+        """
         matching = self.matching
         for new in matching.new.nodes:
             old = matching.old_of.get(new)
@@ -541,7 +559,7 @@ class _Matcher:
                     break
 
     def paired_neighbours(self, new: StatementNode, old: StatementNode) -> int:
-        """Return how many of the two neighbours of `new` are paired with the neighbour on the same side of `old`."""
+        """Return how many neighbours of `new` (0 to 2) are paired with the neighbour of `old` on the same side."""
         count = 0
         for step in (-1, 1):
             new_neighbour, old_neighbour = _next(new, step), _next(old, step)
@@ -553,7 +571,10 @@ class _Matcher:
         return count
 
     def former_block(self, new: StatementNode) -> StatementNode | None:
-        """Return the old block that contained most statements of a new, unpaired block, or None if there is none."""
+        """Return the old block from which most statements of the block `new` come, according to their pairs.
+
+        Return None if no old block has at least two, and at least half, of the old statements in these pairs.
+        """
         old_blocks = Counter(
             partner.parent
             for each in new.children
@@ -566,14 +587,14 @@ class _Matcher:
 
 
 def _next(node: StatementNode, step: int) -> StatementNode | None:
-    """Return the statement before (-1) or after (1) a statement in its block, or None at the edge of the block."""
+    """Return the statement before (`step` -1) or after (1) `node` in its block, or None if there is none."""
     at = node.index + step
     siblings = node.parent.children if node.parent is not None else []
     return siblings[at] if 0 <= at < len(siblings) else None
 
 
 def _assigned_key(node: StatementNode) -> Hashable | None:
-    """Return the variables that an assignment sets, as a key, or None for other statements."""
+    """Return a key made of the variables that an assignment sets, or None for other statements."""
     return ("sets", *lead(node)) if node.kind == "Assign" and lead(node) else None
 
 
@@ -582,7 +603,7 @@ def _name(node: StatementNode) -> str:
 
 
 def _scopes_by_name(tree: StatementTree) -> list[tuple[str, StatementNode]]:
-    """Return (qualified name with the number of its occurrence, node) of each function and class."""
+    """Return (qualified name, node) of each function and class; `f#2` is the second one with the name `f`."""
     named_scopes: list[tuple[str, StatementNode]] = []
     occurrences: Counter[str] = Counter()
     for node in tree.nodes:
@@ -646,8 +667,8 @@ def _pair_unique_items(
         for at in range(i, k)
         if first_counts[firsts[at]] == 1 and firsts[at] in second_positions
     ]
-    # find the heaviest run of pairs whose second positions rise; `ends` and `totals` both rise, because a
-    # run that ends later than a run of at least the same weight is never extended
+    # find the sequence of pairs with the largest weight whose second positions rise; `ends` and `totals` both rise,
+    # because a sequence that ends later than a sequence of at least the same weight is never extended
     ends: list[int] = []
     totals: list[int] = []
     last: list[int] = []

@@ -1,7 +1,7 @@
 """Find the place in the old tree that corresponds to a place in the new tree.
 
-A place is between two statements of a block. The paired statements around the new place are its anchors; if several
-old places are between the same two anchors, `place_between_anchors` chooses.
+A place is between two statements of a block. The anchors of a new place are the old partners of the new statements
+around it; if several old places are between the same two anchors, `place_between_anchors` chooses.
 """
 
 import ast
@@ -44,20 +44,20 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class _Anchor:
-    """An old statement whose partner is near the new place of a statement."""
+    """An old statement that is paired with a new statement near the statement to carry."""
 
     old: StatementNode
-    before: bool  # the anchor is above the place
+    before: bool  # the new statement is above the statement to carry
     weight: float
-    near: bool  # the anchor is the next sibling of the statement
-    far: int  # number of siblings between the anchor and the statement
-    sets_variable: bool  # the anchor sets a variable that the statement reads
-    exact: bool = False  # the anchor has the same text in both versions
-    inside: bool = True  # the anchor is in the block of the statement, not outside
+    near: bool  # the new statement is directly above or below the statement to carry
+    far: int  # number of statements between the new statement and the statement to carry
+    sets_variable: bool  # the new statement sets a variable that the statement to carry reads
+    exact: bool = False  # the old and the new statement have the same text
+    inside: bool = True  # the new statement is in the same block as the statement to carry
 
 
 def locate(matching: Matching, new_place: NewPlace) -> Place | NoPlace:
-    """Return the place in the old tree where a statement of the new tree belongs."""
+    """Return the place in the old tree where the statement at `new_place` belongs, or why no place is certain."""
     place = _by_statements(matching, new_place)
     if isinstance(place, Place) and place.confidence >= 0.85:
         return place
@@ -70,9 +70,9 @@ def locate(matching: Matching, new_place: NewPlace) -> Place | NoPlace:
 
 
 def _by_comment(matching: Matching, new_place: NewPlace) -> tuple[StatementNode, int] | None:
-    """Return (block, index) below the old comment that equals the comment above the statement.
+    """Return (block, index) below the old comment that equals the comment above the statement to carry.
 
-    Return None if a text does not have the comment exactly once.
+    Return None if one of the texts does not have the comment exactly once, or if the comment is short.
     """
     comment = new_place.comment[-1] if new_place.comment else ""
     if len(comment) < 10:
@@ -154,14 +154,14 @@ def _by_statements(matching: Matching, new_place: NewPlace) -> Place | NoPlace:
         if old_block is None and not any(
             a.inside and a.old.parent is target for a in anchor_indexes
         ):
-            strength *= 0.8  # the old text has no statement of the new block
+            strength *= 0.8  # the chosen block contains no statement of the new block
     return Place(target, at, agreement * certainty * strength, tuple(reasons))
 
 
 def _evidence(
     anchor_indexes: dict[_Anchor, int], target: StatementNode, at: int
 ) -> tuple[float, list[str]]:
-    """Return (strength from 0 to 1, reasons) of the evidence that the statements next to a place give."""
+    """Return (strength from 0 to 1, reasons) of the evidence for the place at index `at` of `target`."""
     touching = {
         a.before
         for a in anchor_indexes
@@ -183,7 +183,7 @@ def _with_same_values(
     anchor_indexes: dict[_Anchor, int],
     at: int,
 ) -> int:
-    """Return an index next to an unchanged neighbour at which `_same_values` holds, or `at` if there is none."""
+    """Return an index in `target` next to an unchanged neighbour for which `_same_values` is True, else `at`."""
     neighbouring_indexes = [
         a.old.index + a.before
         for a in anchor_indexes
@@ -209,7 +209,7 @@ def _anchors(matching: Matching, new_place: NewPlace) -> list[_Anchor]:
             sets_variable = before and bool(uses([new.tree]).writes & new_place.uses.reads)
             inside = new.parent is new_place.block
             if not inside:
-                far += 2  # outside the statement's own block
+                far += 2  # the new statement is outside the block: weaker evidence
             if old is not None:
                 likeness = max(similarity(new, old), 0.6) if new.children else similarity(new, old)
                 exact = old.words == new.words and (len(new.words) > 2 or far == 0)
@@ -220,7 +220,7 @@ def _anchors(matching: Matching, new_place: NewPlace) -> list[_Anchor]:
             elif (
                 new.children and (inner := _paired_at_edge(matching, new, last=before)) is not None
             ):
-                # a block was put around statements that are in the old text
+                # the new text has an additional block around statements that the old text has, too
                 anchors.append(
                     _Anchor(
                         inner, before, 0.7 / (1 + far), False, far, sets_variable, inside=inside
@@ -230,7 +230,11 @@ def _anchors(matching: Matching, new_place: NewPlace) -> list[_Anchor]:
 
 
 def _paired_at_edge(matching: Matching, new: StatementNode, *, last: bool) -> StatementNode | None:
-    """Return the partner of the first or last paired statement inside a new statement, or None."""
+    """Return the old statement that is paired with the first paired statement inside `new`.
+
+    With `last`, the last paired statement counts. Return None if no statement inside is paired, or if `new` is a
+    function or class.
+    """
     inner = [node for node in new.walk() if not node.is_block and node in matching.old_of]
     if not inner or new.is_scope:
         return None
@@ -238,7 +242,10 @@ def _paired_at_edge(matching: Matching, new: StatementNode, *, last: bool) -> St
 
 
 def _block(anchors: list[_Anchor], old_block: StatementNode | None) -> StatementNode | None:
-    """Return the old block that most of the evidence supports, or None if there is no evidence."""
+    """Return the old block that most of the evidence supports, or None if there is no evidence.
+
+    `old_block` is the old block that corresponds to the new block of the statement to carry, or None.
+    """
     votes: dict[StatementNode, float] = defaultdict(float)
     if old_block is not None:
         votes[old_block] += 0.6
@@ -258,7 +265,7 @@ def _block(anchors: list[_Anchor], old_block: StatementNode | None) -> Statement
     common_block = _common_block(anchors)
     if common_block is not None:
         return common_block
-    for anchor in anchors:  # a variable set in each iteration is read in each iteration
+    for anchor in anchors:  # if a loop sets the variable, it is read in the loop, too
         sets = anchor.sets_variable and bool(uses([anchor.old.tree]).writes)
         if sets and anchor.near and anchor.old.parent is not None:
             for node in anchor.old.above():
@@ -270,7 +277,7 @@ def _block(anchors: list[_Anchor], old_block: StatementNode | None) -> Statement
 
 
 def _block_of_inverted_nesting(anchors: list[_Anchor]) -> StatementNode | None:
-    """Return the old block of the neighbour below if the old neighbour above encloses this block, else None.
+    """Return the block of the old neighbour below if this block is inside the old neighbour above, else None.
 
     `with a: for x in y: f(x)` and then `g()` may have been `for x in y: with a: f(x)`, then `g()`.
     """
@@ -285,7 +292,10 @@ def _block_of_inverted_nesting(anchors: list[_Anchor]) -> StatementNode | None:
 
 
 def _is_other_branch(block: StatementNode, condition: StatementNode) -> bool:
-    """Return True if a block is the `else` of an `if` whose body leaves the block or function."""
+    """Return True if `block` is the `else` of the `if` statement `condition`, whose body ends in a jump.
+
+    A jump is a `return`, `raise`, `continue` or `break`.
+    """
     tree = condition.tree
     return (
         isinstance(tree, ast.If)
@@ -296,9 +306,10 @@ def _is_other_branch(block: StatementNode, condition: StatementNode) -> bool:
 
 
 def _common_block(anchors: list[_Anchor]) -> StatementNode | None:
-    """Return the old block of both neighbours if one neighbour is unchanged, or of all unchanged siblings nearby.
+    """Return the block that contains both old neighbours, if both are unchanged, or one is and they are adjacent.
 
-    Return None if there is no common block.
+    If no neighbour is unchanged, return the block that contains all unchanged anchors nearby, if there are several.
+    Otherwise, return None.
     """
     exact = [a for a in anchors if a.exact]
     near = [a for a in exact if a.near]
@@ -321,9 +332,9 @@ def _common_block(anchors: list[_Anchor]) -> StatementNode | None:
 def _block_of_definition(
     matching: Matching, new_place: NewPlace, target: StatementNode
 ) -> StatementNode:
-    """Return `target`, or the deeper block in which the variables that the statement reads are set.
+    """Return `target`, or the deeper old block in which a variable is set that the statement to carry reads.
 
-    After a loop, a variable has only its last value; after a branch, a variable may have no value.
+    After a loop, the variable would have only its last value; after a branch, it might have no value.
     """
     around = {target, *target.above()}
     for name in sorted(new_place.uses.reads):
@@ -340,9 +351,9 @@ def _block_of_definition(
         ):
             continue
         if new_definition.parent is not new_place.block or old_definition.parent is None:
-            continue  # also the new text sets the variable in another block
+            continue  # the new text, too, sets the variable in another block
         if not binds(old_definition) and name in bound_in(target):
-            continue  # the inner block only adds to the variable, which is complete in the outer block
+            continue  # the inner block only adds to the value, which is complete after that block
         enclosing = [n for n in old_definition.above() if n not in around and not n.is_block]
         if not enclosing:
             continue
@@ -358,7 +369,11 @@ def _block_of_definition(
 
 
 def _same_values(matching: Matching, new_place: NewPlace, target: StatementNode, at: int) -> bool:
-    """Return True if, at an old place, corresponding statements set the variables that the statement reads."""
+    """Return True if corresponding statements set the variables that the statement to carry reads in both texts.
+
+    In the old text, the statement is at index `at` of `target`. A variable does not count if the new statement that
+    sets it is not paired with an old one.
+    """
     for name in new_place.uses.reads:
         new_definition = definition(new_place.block, new_place.index, name)
         old_definition = (
@@ -379,7 +394,10 @@ def _same_values(matching: Matching, new_place: NewPlace, target: StatementNode,
 def _inside_branch(
     new_place: NewPlace, anchors: list[_Anchor], target: StatementNode, at: int
 ) -> tuple[StatementNode, int] | None:
-    """Return the place after a definition in a branch if a variable has a value only in this branch, else None."""
+    """Return (block, index) of the place in a branch after the assignment of a variable, or None.
+
+    The place is needed if the statement to carry reads a variable that has a value only in this branch.
+    """
     above = next((a.old for a in anchors if a.near and a.before and a.exact), None)
     for name in sorted(new_place.uses.reads):
         new_definition = definition(new_place.block, new_place.index, name)
@@ -425,7 +443,10 @@ def _stays_at_edge(
     target: StatementNode | None,
     old_block: StatementNode | None,
 ) -> bool:
-    """Return True if a first or last statement belongs at the edge of its block, though a neighbour moved deeper."""
+    """Return True if the first or last statement of a block belongs into `old_block`, and not deeper into `target`.
+
+    A neighbour may have moved from the block into a deeper one; other neighbours are still in `old_block`.
+    """
     if old_block is None or target is None or old_block not in list(target.above()):
         return False
     if 0 < new_place.index < len(new_place.block.children) or any(a.sets_variable for a in anchors):
@@ -444,7 +465,7 @@ def _refusal_of_split_neighbours(
     old_block: StatementNode | None,
     statement_uses: Uses,
 ) -> NoPlace | None:
-    """Return a refusal if the two old neighbours are in branches that run at different times, else None."""
+    """Return a refusal if the old neighbours are in blocks that run under different conditions, else None."""
     neighbours = {
         a.before: a.old for a in anchors if a.near and a.old.scope() is _scope_of(target)
     }  # a neighbour that moved to another function is no evidence
@@ -452,13 +473,11 @@ def _refusal_of_split_neighbours(
         return None
     follows = any(a.near and a.sets_variable and a.old.parent is target for a in anchors)
     if follows and neighbours[False].parent in list(target.above()):
-        return (
-            None  # the statement goes to the deeper block with the statement that sets its variable
-        )
+        return None  # the deeper block is right: it contains the statement that sets the variable
     if neighbours[True] in list(neighbours[False].above()) and target is neighbours[False].parent:
         return None
     if any(a.near and a.sets_variable and a.exact and a.old.parent is target for a in anchors):
-        return None  # the neighbour that sets its variable is unchanged; the other neighbour moved away
+        return None  # the neighbour that sets the variable is unchanged; only the other one moved
     if (
         target is old_block is neighbours[False].parent
         and index_of_child(neighbours[True], target) == neighbours[False].index - 1
@@ -467,7 +486,7 @@ def _refusal_of_split_neighbours(
         if isinstance(inner.tree, ast.If) and statement_uses.reads & bound_in(inner) <= visible(
             target, inner.index
         ):
-            return None  # a branch only sets the variable again, which has a value before
+            return None  # the branch only sets variables that already have a value before it
     for old in neighbours.values():
         for node in old.above():
             if node is target:
@@ -480,7 +499,7 @@ def _refusal_of_split_neighbours(
                 and target is old_block
                 and (follows or not uses([node.tree]).writes & statement_uses.reads)
             ):
-                continue  # once per iteration of the outer loop, as before
+                continue  # outside this loop, the statement runs as often as in the new text
             if isinstance(node.tree, (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Match)):
                 return NoPlace(
                     "two places are equally good: its neighbours are in different blocks, at lines "
@@ -491,7 +510,11 @@ def _refusal_of_split_neighbours(
 
 
 def _range(anchor_indexes: dict[_Anchor, int], count: int) -> tuple[int, int, float]:
-    """Return the first and last index on which most anchors agree, and the fraction that agrees."""
+    """Return (first index, last index, fraction of the weight of the anchors that agree with these indexes).
+
+    An anchor agrees with an index if it is on the same side as in the new text. `count` is the number of
+    statements in the block.
+    """
     gains = [0.0] * (count + 1)
     for anchor, index in anchor_indexes.items():
         for at in range(index + 1, count + 1) if anchor.before else range(index + 1):
@@ -506,7 +529,10 @@ def _range(anchor_indexes: dict[_Anchor, int], count: int) -> tuple[int, int, fl
 
 
 def _reachable(target: StatementNode, low: int, high: int) -> tuple[int, int, float]:
-    """Return (low, high) up to the first statement that leaves the block, and a confidence."""
+    """Return (low, high, factor): no index after a `return` or other jump, and a factor for the confidence.
+
+    The factor is less than 1 if `low` was after the jump.
+    """
     end = next((n.index for n in target.children if isinstance(n.tree, LEAVING)), high)
     return min(low, end), min(high, end), 0.9 if end < low else 1.0
 
@@ -514,7 +540,11 @@ def _reachable(target: StatementNode, low: int, high: int) -> tuple[int, int, fl
 def _range_at_neighbour(
     anchor_indexes: dict[_Anchor, int], low: int, high: int, count: int
 ) -> tuple[int, int]:
-    """Return (low, high) next to the nearest anchor if anchors farther away disagree, because these probably moved."""
+    """Return the range (low, high) of possible indexes, corrected by the nearest anchor.
+
+    If the nearest anchor contradicts the range, which is the result of all anchors, the distant anchors probably
+    moved: then return a range at the nearest anchor.
+    """
     close = [
         (a, at) for a, at in anchor_indexes.items() if a.far < 3 and a.weight * (1 + a.far) >= 0.5
     ]
@@ -538,7 +568,10 @@ def _range_at_neighbour(
 def _after_definitions(
     matching: Matching, new_place: NewPlace, target: StatementNode
 ) -> Iterable[int]:
-    """Yield, for each variable that is read and that the same block sets, the first index after its definition in `target`."""
+    """Yield the index in `target` after the assignment of each variable that the statement to carry reads.
+
+    Only variables that the new text sets in the block of the statement count.
+    """
     for name in new_place.uses.reads:
         new_definition = definition(new_place.block, new_place.index, name)
         if (
@@ -556,9 +589,10 @@ def _after_definitions(
 def _values_are_set(
     anchor_indexes: dict[_Anchor, int], new_place: NewPlace, target: StatementNode, at: int
 ) -> bool:
-    """Return True if an unchanged neighbour is at a place at which all variables that are read have values.
+    """Return True if the unchanged neighbour below is at index `at`, and the variables have values there.
 
-    Then the new statement that sets a variable was only paired with an equal statement farther down.
+    These are the variables that the statement to carry reads. The new statement that sets one of them was then
+    wrongly paired with an equal statement farther down.
     """
     at_neighbour = any(
         a.near and a.exact and not a.before and anchor_indexes[a] == at for a in anchor_indexes
@@ -571,9 +605,10 @@ def _values_are_set(
 
 
 def _copied_block(matching: Matching, new_place: NewPlace) -> StatementNode | None:
-    """Return the old block for a place in a compound statement that is a copy of another statement, or None.
+    """Return the old block for a place in a compound statement that the new text has copied, or None.
 
-    The old text has only the original, which is the only paired statement of the scope with the same head.
+    The old text has only the original. The new text has one paired statement with the same head in the function: this
+    is the original, and its old counterpart contains the result.
     """
     owner = new_place.block.parent
     if owner is None or owner.is_scope:
@@ -592,9 +627,9 @@ def _copied_block(matching: Matching, new_place: NewPlace) -> StatementNode | No
 
 
 def _between_copies(matching: Matching, new_place: NewPlace, target: StatementNode) -> Place | None:
-    """Return the place between old statements that equal the new siblings, or None.
+    """Return the place between old statements that equal the new statements around the place, or None.
 
-    These old statements are paired with other copies in the new text.
+    These old statements are paired with other copies of the same statements in the new text.
     """
     low, high, copies = 0, len(target.children), 0
     neighbouring_indexes: list[int] = []
@@ -619,7 +654,7 @@ def _between_copies(matching: Matching, new_place: NewPlace, target: StatementNo
 
 
 def _at_edge(matching: Matching, new_place: NewPlace, target: StatementNode) -> Place | NoPlace:
-    """Return the first or last place of a block whose statements were all rewritten."""
+    """Return the first or last place of `target`, whose statements were all rewritten, or why neither is right."""
     owner = new_place.block.parent
     if not target.children:
         return Place(target, 0, 0.8, ("the block is empty there",))
@@ -649,7 +684,7 @@ def _at_edge(matching: Matching, new_place: NewPlace, target: StatementNode) -> 
 
 
 def _only_place(block: StatementNode) -> int | None:
-    """Return the only possible index in a block that is a `return` with an optional docstring before, else None."""
+    """Return the index before the `return` if a block has only this statement and perhaps a docstring, else None."""
     first = block.children[0].tree
     has_docstring = isinstance(getattr(first, "value", None), ast.Constant) and isinstance(
         first, ast.Expr
@@ -670,10 +705,10 @@ def _why_no_block(block: StatementNode) -> str:
 
 
 def further_places(matching: Matching, new_place: NewPlace) -> list[Place]:
-    """Return further places for a statement, the most likely first.
+    """Return further places for the statement at `new_place`, the most likely first.
 
-    These places are tried after a replay has shown that the first place is wrong: below the comment of the statement,
-    next to each neighbour, and after the statements that set the variables that the statement reads.
+    They are tried after a replay has shown that the first place is wrong. They are below the comment of the
+    statement, next to each old neighbour, and after the statements that set the variables which it reads.
     """
     candidates: list[tuple[StatementNode, int, float]] = []
     under_comment = _by_comment(matching, new_place)
@@ -704,9 +739,9 @@ def further_places(matching: Matching, new_place: NewPlace) -> list[Place]:
 def place_of_definitions(
     statements: list[ast.stmt], new_place: NewPlace, old: StatementTree
 ) -> Place | None:
-    """Return a place among the imports and definitions of a module, whose order rarely matters, or None.
+    """Return a place after the imports of the old module if the statements can be anywhere among the definitions.
 
-    There is a place only for statements that are imports and definitions themselves.
+    Return None unless all `statements` are imports, functions and classes at the top level.
     """
     definition_types = (
         ast.Import,
@@ -772,7 +807,7 @@ def place_at_line(
         if index < len(block.children) and block.children[index].start < line:
             continue
         if block.parent is not None and not (index and block.end >= last):
-            continue  # the line is not next to a statement of this block
+            continue  # the line is not directly below a statement of this block
         candidates.append((block, index))
     following = next((n for n in old.nodes if not n.is_block and n.start >= line and n.leads), None)
     for block, index in reversed(candidates):

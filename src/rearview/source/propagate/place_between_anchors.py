@@ -21,15 +21,15 @@ from rearview.source.data_flow import (
 from rearview.source.propagate.match import Matching
 from rearview.source.statement_trees import StatementNode, lead
 
-REACH = 8  # siblings on each side that count as evidence
+REACH = 8  # number of statements above and of statements below a place that count as evidence
 LEAVING = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 
 
 @dataclass(frozen=True, slots=True)
 class NewPlace:
-    """A statement's place in the new tree: before child `index` of `block`, under `comment`.
+    """The place of the statement to carry in the new tree: before child `index` of `block`, below `comment`.
 
-    `uses` has the names that the statement reads and writes.
+    `uses` has the names that the statement to carry reads and writes. The tree does not contain the statement.
     """
 
     block: StatementNode
@@ -40,7 +40,10 @@ class NewPlace:
 
 @dataclass(frozen=True, slots=True)
 class NoPlace:
-    """The reason why there is no certain place; each `{}` of `template` stands for one of `lines` of the old text."""
+    """The reason why there is no certain place: `template`, in which the numbers `lines` replace each `{}`.
+
+    The numbers are those of lines of the old text.
+    """
 
     template: str
     lines: tuple[int, ...] = ()
@@ -57,14 +60,17 @@ class NoPlace:
 
 
 def line_before(line: int, inserted: Sequence[tuple[int, int]]) -> int:
-    """Return the number that a line had before the insertions, which were made one after the other."""
+    """Return the number that `line` had before the insertions, in the order in which they were made.
+
+    Each insertion is (line before which lines were inserted, number of lines).
+    """
     for at, count in reversed(inserted):
         line = max(at, line - count) if line >= at else line
     return line
 
 
 def index_of_child(old: StatementNode, target: StatementNode) -> int | None:
-    """Return the index in `target` of the child that contains a node, or None if the node is not in `target`."""
+    """Return the index of the child of `target` that is or contains the node `old`, or None if there is none."""
     node = old
     while node.parent is not None:
         if node.parent is target:
@@ -74,9 +80,10 @@ def index_of_child(old: StatementNode, target: StatementNode) -> int | None:
 
 
 def siblings(matching: Matching, new_place: NewPlace, *, before: bool) -> list[StatementNode]:
-    """Return the siblings of a statement on one side, nearest first.
+    """Return the new statements of the block before or, if not `before`, after the place, nearest first.
 
-    If the old text lacks the statement around the block, the siblings of this statement follow.
+    If the compound statement around the block is not in the old text, the statements before or after the compound
+    statement follow.
     """
     block, index = new_place.block, new_place.index
     run: list[StatementNode] = []
@@ -89,7 +96,7 @@ def siblings(matching: Matching, new_place: NewPlace, *, before: bool) -> list[S
         if owner.kind not in {"With", "Try"} and not any(
             n in matching.old_of for n in block.children
         ):
-            return run  # the whole branch or loop is new, not only put around old statements
+            return run  # the branch or loop is new: the old text has no statement in it
         assert owner.parent is not None
         block, index = owner.parent, owner.index + (not before)
 
@@ -120,7 +127,7 @@ def choose_place(
                 "moved elsewhere",
                 (moved_nodes[0].start,),
             )
-    # a statement that moved within the block still shows on which side of the place it belongs
+    # a statement of the gap that moved within the block is on the same side of the place as in the new text
     low = max([low, *(node.index + 1 for node, above in ordered if above)])
     high = min([high, *(node.index for node, above in ordered if not above)])
     if low >= high:
@@ -140,7 +147,7 @@ def choose_place(
         return by_similarity, 0.85
     at_end = high == len(target.children) and new_place.index == len(new_place.block.children)
     if at_end and not any(_rebinds_or_leaves(new_place.uses, node) for node in deciding):
-        return high, 0.8  # objects that the statement reads change up to the end of the block
+        return high, 0.8  # the last statement of a block reads objects in their last state
     after_definitions = _after_definitions_of(matching, new_place, deciding)
     if after_definitions is not None:
         return after_definitions, 0.85
@@ -159,7 +166,10 @@ def choose_place(
 def _follows_definition(
     matching: Matching, new_place: NewPlace, target: StatementNode, low: int
 ) -> bool:
-    """Return True if the statement above sets variables that are read, is unchanged, and is right before the place."""
+    """Return True if the statement above the new place sets a variable that the statement to carry reads.
+
+    It must also be unchanged, and be directly before index `low` of `target` in the old text.
+    """
     if not new_place.index or not low:
         return False
     above = new_place.block.children[new_place.index - 1]
@@ -176,18 +186,22 @@ def _split_gap(
     target: StatementNode,
     ends: tuple[int, int],
 ) -> int:
-    """Return the index that has each rewritten statement on the same side as the new statements similar to it."""
+    """Return the index in `target`, between `ends`, that divides the rewritten old statements best.
+
+    Each old statement should be on the side of the similar new statements. `runs` are the new statements that are
+    not in the old text: (before the place, after the place).
+    """
     before, after = runs
     low, high = ends
     gap = target.children[low:high]
     if not new_place.index and new_place.block.children and not after:
-        return high  # the first statement of a block remains next to the second statement
+        return high  # the first statement of a block remains directly before the second statement
     if _follows_definition(matching, new_place, target, low):
         return low
     least = low if len(before) <= len(after) else high
     if len(gap) > 30:
         return least
-    if not (before and after):  # rewritten statements may be farther away
+    if not (before and after):  # take new statements that are farther away, too
         before, after = (
             [
                 n
@@ -215,7 +229,7 @@ def _split_gap(
 
 
 def _closest_similarity(node: StatementNode, candidates: list[StatementNode]) -> float:
-    """Return the fraction of words that a statement shares with the most similar of `candidates`."""
+    """Return the fraction of words, from 0 to 1, that `node` shares with the most similar of `candidates`."""
     words = _vocabulary(node)
     best = 0.0
     for candidate in candidates[:REACH]:
@@ -234,7 +248,11 @@ def _vocabulary(node: StatementNode) -> set[str]:
 def _possible_range(
     new_place: NewPlace, target: StatementNode, low: int, high: int
 ) -> tuple[int, int]:
-    """Return the first and last index that control reaches and at which all variables that are read have values."""
+    """Return `low` and `high` after excluding indexes at which the statement to carry cannot be.
+
+    These are indexes before a docstring, after a `return` or other jump, and before a variable that the statement
+    reads has a value.
+    """
     if low == 0 and high and _docstring(target):
         low = 1
     for node in target.children[low:high]:
@@ -253,9 +271,10 @@ def _possible_range(
 def _after_definitions_of(
     matching: Matching, new_place: NewPlace, deciding: list[StatementNode]
 ) -> int | None:
-    """Return the index after the statements that together set what one definition sets in the new text, or None.
+    """Return the index after the old statements that together set what one new statement sets, or None.
 
-    `x, y = f(z)` may have been `x = f(z)` and an `if` that sets `x` and `y`.
+    `x, y = f(z)` may have been `x = f(z)` and an `if` that sets `x` and `y`. All statements in `deciding` must
+    set one of the variables.
     """
     for name in new_place.uses.reads:
         new_definition = definition(new_place.block, new_place.index, name)
@@ -273,7 +292,7 @@ def _after_definitions_of(
 
 
 def _rebinds_or_leaves(statement_uses: Uses, node: StatementNode) -> bool:
-    """Return True if a statement binds a variable that is read, or leaves the block."""
+    """Return True if `node` binds a variable that the statement to carry reads, or leaves the block."""
     node_uses = uses([node.tree])
     return node_uses.leaves or bool(node_uses.writes & statement_uses.reads)
 
@@ -290,7 +309,7 @@ def _docstring(block: StatementNode) -> bool:
 
 
 def _decides(statement_uses: Uses, node: StatementNode) -> bool:
-    """Return True if it matters whether the inserted statement is before or after `node`."""
+    """Return True if it matters whether the statement to carry is before or after the old statement `node`."""
     node_uses = uses([node.tree])
     return node_uses.leaves or rebinds(statement_uses, node_uses)
 
@@ -301,7 +320,10 @@ def _by_assigned_variables(
     after: list[StatementNode],
     gap: list[StatementNode],
 ) -> int | None:
-    """Return the index if the variables that are set identify the rewritten statements of the gap, else None."""
+    """Return the index in the block at which the old statements `gap` are divided as in the new text, or None.
+
+    Old statements correspond to the new statements `before` and `after` the place that set the same variables.
+    """
     sets_before = {lead(node) for node in before} - {()}
     sets_after = {lead(node) for node in after} - {()}
     at: int | None = None
@@ -320,7 +342,10 @@ def _by_assigned_variables(
 def _under_comment(
     matching: Matching, new_place: NewPlace, target: StatementNode, low: int, high: int
 ) -> int | None:
-    """Return the index below the comment of the statement, if exactly one place is below such a comment, else None."""
+    """Return the index from `low` to `high` that is below the comment of the statement to carry.
+
+    Return None if not exactly one index is below such a comment.
+    """
     if not new_place.comment:
         return None
     lines = matching.old.parsed.lines
@@ -340,7 +365,7 @@ def _under_comment(
 
 
 def _unpaired(siblings: list[StatementNode], matching: Matching) -> list[StatementNode]:
-    """Return the unpaired siblings up to the first paired one."""
+    """Return the `siblings` before the first one that is paired with an old statement."""
     unpaired: list[StatementNode] = []
     for node in siblings:
         if node in matching.old_of:

@@ -1,7 +1,7 @@
 """Remove the statements that log given names from a source, as if the version had never logged these names.
 
-The source differs from the result by an edit that adds log statements, so the statements of a past version can be
-carried into every version that lacks them.
+Compared with the result, the source is an edit that adds log statements. So the log statements of a past version can
+be carried into every version that lacks them, like those of a user's edit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ _ASSIGNMENTS = (ast.Assign, ast.AnnAssign)
 def without_logs(
     source: Mapping[str, str], names: Collection[str], *, with_values: bool = False
 ) -> dict[str, str] | None:
-    r"""Return the source without the statements that log `names`, or None if such a statement does more than log.
+    r"""Return `source` (path -> text) without the statements that log `names`.
+
+    Return None if a log call for one of `names` is part of a larger statement.
 
     With `with_values`, assignments of variables that only these statements read are removed, too. An `if` or `with`
     that contains only removed statements is removed, too.
@@ -48,7 +50,10 @@ def without_logs(
 
 
 def _log_statements(tree: ast.Module, names: Collection[str]) -> set[ast.stmt] | None:
-    """Return the statements that log one of `names`, or None if a larger statement contains such a call."""
+    """Return the statements that log one of `names`, or None if such a log call is part of a larger statement.
+
+    An `if` or `with` that contains only these statements is included.
+    """
     aliases = Aliases(tree)
     logs: set[ast.stmt] = set()
     calls: set[int] = set()
@@ -84,7 +89,7 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _only_for(tree: ast.Module, logs: set[ast.stmt]) -> set[ast.stmt]:
-    """Return the assignments whose variables are read only by the statements `logs`, directly or through assignments."""
+    """Return the assignments whose variables only the statements `logs` read, directly or through assignments."""
     assignments: set[ast.stmt] = set()
     while True:
         removed_nodes = {id(node) for stmt in logs | assignments for node in ast.walk(stmt)}
@@ -115,14 +120,17 @@ def _only_for(tree: ast.Module, logs: set[ast.stmt]) -> set[ast.stmt]:
 
 
 def _assigned(stmt: ast.Assign | ast.AnnAssign) -> set[str]:
-    """Return the variables that an assignment sets, or the empty set if it sets anything but variables."""
+    """Return the variables that an assignment sets, or the empty set if it sets attributes or items, too."""
     targets = stmt.targets if isinstance(stmt, ast.Assign) else [stmt.target]
     names = {target.id for target in targets if isinstance(target, ast.Name)}
     return names if len(names) == len(targets) else set()
 
 
 def _text_without(text: str, tree: ast.Module, removed: set[ast.stmt]) -> str:
-    """Return a text without the statements `removed`; a block that would be empty gets a `pass`."""
+    """Return the text without the statements `removed`; a block that would be empty gets a `pass`.
+
+    If a removed statement shares a line with another one, all removed statements are replaced by `pass`.
+    """
     lines = split(text)
     spans: list[tuple[int, int, str]] = []
     blocks = [tree.body]
@@ -153,7 +161,7 @@ def _text_without(text: str, tree: ast.Module, removed: set[ast.stmt]) -> str:
 
 
 def _replaced_by_pass(text: str, removed: set[ast.stmt]) -> str:
-    """Return a text in which `pass` replaces each of the statements, which may share lines with other statements."""
+    """Return the text with each statement of `removed` replaced by `pass`, even within a line."""
     rows = [line.encode() for line in split(text)]
     for stmt in sorted(removed, key=lambda stmt: (stmt.lineno, stmt.col_offset), reverse=True):
         last = stmt.end_lineno or stmt.lineno

@@ -1,6 +1,6 @@
 """Insert lines into another text: between the right comments, with the indentation and the names of that text.
 
-Statements that share a line with other statements are first put on separate lines.
+`separate_lines` first puts statements that share a line with other statements on separate lines.
 """
 
 import ast
@@ -23,13 +23,13 @@ _TOKEN = re.compile(
 
 
 def indent_of(line: str) -> str:
-    """Return the blanks at the start of a line, without a byte order mark."""
+    """Return the blanks and tabs at the start of a line, after a byte order mark if there is one."""
     line = line.removeprefix("\ufeff")
     return line[: len(line) - len(line.lstrip(" \t\f"))]
 
 
 def frozen_lines(trees: Iterable[ast.stmt]) -> set[int]:
-    """Return the lines that start inside a string, which indenting would change."""
+    """Return the numbers of the lines that start inside a string: indenting such a line would change the string."""
     lines: set[int] = set()
     for tree in trees:
         for node in ast.walk(tree):
@@ -50,7 +50,11 @@ def render(
     unit: str,
     end: str,
 ) -> str:
-    """Return `lines` of a text, indented by `indent` and then by steps of `unit`, with `renamed` names and line ends `end`."""
+    """Return the text of `lines` (first, last) as it is inserted into another text.
+
+    The lines are indented by `indent`, and inner blocks by further steps of `unit`. Variables are `renamed` (name ->
+    new name, as for `rename`), and each line ends with `end`. `trees` are the statements on the lines.
+    """
     start, stop = lines
     selected_lines = [line.removeprefix("\ufeff") for line in parsed.lines[start - 1 : stop]]
     unchanged_lines = {at - start for at in frozen_lines(trees)}
@@ -87,7 +91,7 @@ def _unit(lines: list[str], base: str) -> str:
 
 
 def _reindent(inner: str, own: str, unit: str) -> str:
-    """Return a line with its leading steps `own` replaced by steps of `unit`, if both are known."""
+    """Return a line with each leading `own`, the indentation of its text, replaced by `unit`, if both are known."""
     if not own or not unit or own == unit or own[0] == unit[0]:
         return inner
     steps = 0
@@ -98,10 +102,10 @@ def _reindent(inner: str, own: str, unit: str) -> str:
 
 
 def rename(text: str, names: Mapping[str, str]) -> str:
-    """Return code with variables replaced, also in f-strings.
+    """Return code with variables renamed, also in f-strings; `names` maps names to new names.
 
-    To replace an attribute, write the key of `names` with its dot: `{".loss": "cost"}`; to replace the keyword of an
-    argument, write the key with its equals sign: `{"loss=": "cost"}`.
+    To rename an attribute, write the key of `names` with a dot: `{".loss": "cost"}`; to rename the keyword of an
+    argument, write the key with an equals sign: `{"loss=": "cost"}`.
 
     >>> rename("log(loss=loss, v=f'{loss:.2f} loss', w=a.loss)", {"loss": "cost"})
     "log(loss=cost, v=f'{cost:.2f} loss', w=a.loss)"
@@ -167,7 +171,7 @@ def _fields(string: str, names: Mapping[str, str]) -> str:
 
 
 def _field_end(string: str, at: int) -> int:
-    """Return the index at which the expression of an f-string field ends: at its conversion, format or closing brace."""
+    """Return the index where the expression at `at` in an f-string ends: at `!`, `:` or the closing brace."""
     depth = 0
     while at < len(string):
         char = string[at]
@@ -182,32 +186,32 @@ def _field_end(string: str, at: int) -> int:
 
 
 def insert_lines(old: str, line: int, text: str) -> str:
-    """Return a text with lines inserted before a 1-based line; all other bytes stay."""
+    """Return the text `old` with the lines `text` inserted before `line`, counted from 1."""
     lines = split(old)
     return "".join(lines[: line - 1]) + text + "".join(lines[line - 1 :])
 
 
 TextPosition = tuple[int, int]
-"""Line and column in bytes at which a statement begins."""
+"""(line, column in bytes) at which a statement begins or ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class SeparatedLines:
-    """A text in which statements were put on separate lines."""
+    """The result of `separate_lines`: a text in which statements were put on separate lines."""
 
     text: str
     breaks: tuple[TextPosition, ...] = ()
     """The positions in the original text at which lines were split."""
 
     def line(self, line: int, column: int = 0) -> int:
-        """Return the line, in this text, of the code that was at a position of the original text."""
+        """Return the line in `text` of the code that was at (`line`, `column`) in the original text."""
         return line + bisect_right(self.breaks, (line, column))
 
 
 def separate_lines(text: str, positions: Collection[TextPosition]) -> SeparatedLines:
-    r"""Return a text in which each statement at `positions` that shares a line with other statements has its own line.
+    r"""Return `text` with each line split that has several statements, one of them at `positions`.
 
-    Statements that share a line may belong at different places of an older text.
+    Each of these statements then has its own line, because they may belong at different places of an older text.
 
     >>> separate_lines('x = f(); import rearview; rearview.log("x", x)  # now\n', [(1, 9)]).text
     'x = f()\nimport rearview\nrearview.log("x", x)  # now\n'
@@ -229,9 +233,9 @@ def separate_lines(text: str, positions: Collection[TextPosition]) -> SeparatedL
 @dataclass(frozen=True, order=True, slots=True)
 class _LineBreak:
     end: TextPosition
-    """Start of the next statement."""
+    """Start of the statement after the break."""
     start: TextPosition
-    """End of the statement before, or of the head of the block."""
+    """End of the statement before the break, or of the head of the block."""
     indent: str
     statements: frozenset[TextPosition]
     """The positions of all statements of the line."""
@@ -248,15 +252,18 @@ def _line_breaks(parsed: Parsed) -> Iterator[_LineBreak]:
 
 
 def _head_line(owner: ast.AST, first: ast.stmt) -> int:
-    """Return the line on which the head of a block begins."""
+    """Return the line on which the head of a block begins, such as the line of `for` for the body of a loop.
+
+    `owner` is the syntax node with the block, `first` the first statement of the block.
+    """
     line = getattr(getattr(owner, "pattern", owner), "lineno", first.lineno)
-    # `else` and `finally` have no nodes: take the line of the first statement after them
+    # the syntax tree has no positions of `else` and `finally`: take the line of the first statement after them
     inside = getattr(owner, "orelse", None), getattr(owner, "finalbody", None)
     return first.lineno if any(part and part[0] is first for part in inside) else line
 
 
 def _lines(body: list[ast.stmt]) -> Iterator[list[ast.stmt]]:
-    """Yield the statements of a block; statements that share a line come together."""
+    """Yield lists of the statements of a block, in order; statements that share a line are in one list."""
     group: list[ast.stmt] = []
     for stmt in body:
         if group and group[-1].end_lineno != stmt.lineno:
@@ -292,9 +299,10 @@ def _code(parsed: Parsed, line: int, column: int) -> str:
 
 
 def _split_line(parsed: Parsed, lines: list[str], line_break: _LineBreak) -> str:
-    """Return a line split in two at `line_break`; later breaks of the same line are already made."""
+    """Return the line with `line_break`, split in two; `lines` already has the later breaks of the same line."""
     row = line_break.end[0]
-    mark = len(parsed.lines[row - 1]) - len(parsed.code_lines[row - 1])  # a byte order mark
+    # 1 if the line begins with a byte order mark, which `code_lines` do not have
+    mark = len(parsed.lines[row - 1]) - len(parsed.code_lines[row - 1])
     first, second = (
         mark + len(_code(parsed, *each)) for each in (line_break.start, line_break.end)
     )
@@ -309,9 +317,10 @@ def _split_line(parsed: Parsed, lines: list[str], line_break: _LineBreak) -> str
 def insertion_line(
     new_parsed: Parsed, lines: tuple[int, int], old_parsed: Parsed, block: StatementNode, index: int
 ) -> int:
-    """Return the line before child `index` of an old block at which `lines` of the new text are inserted.
+    """Return the number of the old line before which `lines` of the new text are inserted.
 
-    The line is above, below or between comments and blank lines as in the new text.
+    They are inserted before child `index` of `block` in the old text, and above, below or between the comments and
+    blank lines there as in the new text.
     """
     old_lines = old_parsed.lines
     if not block.children:
@@ -332,7 +341,7 @@ def insertion_line(
                 stop = at
     above, below = comments_around(new_parsed.lines, lines)
     if index == len(block.children) and start == stop:
-        for line in above:  # keep the number of blank lines that the new text has
+        for line in above:  # insert below as many blank lines as in the new text
             if line or stop > len(old_lines) or old_lines[stop - 1].strip():
                 break
             stop += 1
@@ -373,7 +382,7 @@ def is_blank_or_comment(line: str) -> bool:
 def comments_around(
     all_lines: tuple[str, ...], lines: tuple[int, int]
 ) -> tuple[list[str], list[str]]:
-    """Return the blank lines and comments directly before and after some lines, stripped."""
+    """Return (blank lines and comments directly before `lines`, those directly after `lines`), each stripped."""
     start, end = lines
     above: list[str] = []
     while start > 1 and is_blank_or_comment(all_lines[start - 2]):
@@ -387,7 +396,7 @@ def comments_around(
 
 
 def comment_above(parsed: Parsed, lines: tuple[int, int]) -> tuple[str, ...]:
-    """Return the comment directly above some lines, line by line."""
+    """Return the lines of the comment directly above `lines`, stripped; empty if there is no comment."""
     above, _ = comments_around(parsed.lines, lines)
     comments: list[str] = []
     for line in reversed(above):
@@ -398,7 +407,7 @@ def comment_above(parsed: Parsed, lines: tuple[int, int]) -> tuple[str, ...]:
 
 
 def indent_unit(tree: StatementTree) -> str:
-    """Return one step of indentation of a text."""
+    """Return the blanks or tabs by which a text indents a block; four blanks if it has no indented block."""
     for node in tree.nodes:
         if node.is_block and node.parent is not None and node.children:
             inner = indent_of(tree.parsed.lines[node.children[0].start - 1])

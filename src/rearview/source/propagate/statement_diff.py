@@ -14,7 +14,7 @@ from rearview.source.text import try_parse
 
 
 class Edit(StrEnum):
-    """What happened to a statement."""
+    """Kind of change of one statement between two versions."""
 
     SAME = "same"
     RENAMED = "renamed"
@@ -28,7 +28,7 @@ class Edit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StatementChange:
-    """One statement in both versions, or in one of them."""
+    """One statement of one or both versions, and how it changed. The line is None in a version without it."""
 
     edit: Edit
     path: str
@@ -39,9 +39,10 @@ class StatementChange:
 
 
 def statement_diff(old: Mapping[str, str], new: Mapping[str, str]) -> list[StatementChange]:
-    r"""Return what happened to every statement, file by file, in the order of the new text.
+    r"""Return the change of every statement, file by file, in the order of the new text.
 
-    Files that do not parse are left out. All statements of a file that only one version has are added or removed.
+    `old` and `new` map file paths to texts. Files that do not parse are left out. All statements of a file that only
+    one version has are added or removed.
 
     >>> changes = statement_diff({"t.py": "a = f(1)\ng(a)\n"}, {"t.py": "b = f(1)\ng(b)\nend()\n"})
     >>> [(change.edit.value, change.new_text) for change in changes]
@@ -97,7 +98,7 @@ def _edit(new: StatementNode, old: StatementNode) -> Edit:
 
 
 def _in_order(matching: Matching) -> set[StatementNode]:
-    """Return the statements that are in the same block and in the same order as before."""
+    """Return the new statements whose old partners are in the corresponding block, in the same order."""
     in_order: set[StatementNode] = set()
     for block in matching.new.nodes:
         if not block.is_block:
@@ -114,7 +115,7 @@ def _in_order(matching: Matching) -> set[StatementNode]:
 
 
 def _listed_after(matching: Matching, node: StatementNode) -> int:
-    """Return the line of the new text after which a removed statement is listed, or 0 for the top."""
+    """Return the line of the new text after which the removed statement `node` is listed; 0 for the top."""
     for preceding in reversed(matching.old.nodes[: node.order]):
         if not preceding.is_block and preceding in matching.new_of:
             return matching.new_of[preceding].start

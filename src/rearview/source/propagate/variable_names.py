@@ -1,4 +1,4 @@
-"""Find the names that the variables of a new statement have in an older text, and the variables that the text lacks."""
+"""Find the names that the variables of a new statement have in an older text, and the variables that it lacks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAME = re.compile(r"^[^\W\d]\w*$")
 
 @dataclass(frozen=True, slots=True)
 class VariableNames:
-    """The names in the old text of all variables that a new statement reads."""
+    """The names that the variables which a new statement reads have in the old text."""
 
     renamed: Mapping[str, str]
     """New name -> old name, if the two differ."""
@@ -32,7 +32,10 @@ class VariableNames:
 
 
 class Votes:
-    """Counts, over all paired statements, which name of the old text is at the position of a name of the new text."""
+    """Counts which names of the old text are at the positions of names of the new text, in all paired statements.
+
+    `table` maps a new name to {another old name: count}; `unchanged` maps a name to its count in both texts.
+    """
 
     def __init__(self, matching: Matching) -> None:
         self.matching = matching
@@ -45,7 +48,7 @@ class Votes:
                 self.unchanged.update(set(new.words))
                 continue
             if _trivial(new) and not similar(new.words[0], old.words[0]):
-                continue  # `x = []` is no evidence for the name
+                continue  # `x = []` does not show that `x` is the variable of the old statement
             for new_word, old_word in aligned(new.words, old.words):
                 if new_word == old_word:
                     self.unchanged[new_word] += 1
@@ -53,12 +56,12 @@ class Votes:
                     self.table[new_word][old_word] += 1
 
     def best(self, name: str) -> list[tuple[str, int]]:
-        """Return (old name, votes) of up to four candidates for the old name of a variable, most votes first."""
+        """Return up to four (old name, number of votes) for the new name `name`, most votes first."""
         return self.table[name].most_common(4)
 
 
 def aligned(new_words: tuple[str, ...], old_words: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Return pairs of words at the same position of two statements.
+    """Return (new word, old word) for the corresponding positions of two statements; words without one are left out.
 
     >>> aligned(("a", "=", "f", "b"), ("c", "=", "f", "b"))
     [('a', 'c'), ('=', '='), ('f', 'f'), ('b', 'b')]
@@ -89,7 +92,8 @@ def resolve_variables(
 ) -> VariableNames:
     """Return the old names of all variables that a statement reads.
 
-    `statement_uses` has the names in the statement; the positions are its (block, index) in the new and in the old tree.
+    `statement_uses` has the names in the statement. The positions are (block, index) of the statement in the new
+    tree, and of its place in the old tree.
     """
     resolver = _Resolver(matching, votes, statement_uses, new_position, old_position)
     renamed: dict[str, str] = {}
@@ -107,7 +111,7 @@ def resolve_variables(
 
 
 class _Resolver:
-    """Finds the old names of the variables of one statement, which is put at one position of the old text."""
+    """Finds the old names of the variables of one new statement at one position of the old text."""
 
     def __init__(
         self,
@@ -134,7 +138,7 @@ class _Resolver:
         """
         votes, old_visible = self.votes, self.old_visible
         if name not in self.new_visible:
-            # a builtin, or a name without a definition in the new text: there is nothing to compare
+            # a builtin, or a name that the new text does not define: keep the name
             unknown = (
                 name not in BUILTINS and name not in old_visible and "*" not in self.new_visible
             )
@@ -144,7 +148,9 @@ class _Resolver:
             self.matching.old_of.get(new_definition) if new_definition is not None else None
         )
         defined_name = _name_in_old_definition(new_definition, old_definition, name)
-        if defined_name == "*":  # a star import of the same module
+        if (
+            defined_name == "*"
+        ):  # the old text has a star import of the module that defines the name
             return name, 0.95
         if name in old_visible:
             if (
@@ -159,7 +165,7 @@ class _Resolver:
             )
             return (defined_name, 0.8) if replaced else (name, 1.0)
         if defined_name is not None and votes.table[name] and not votes.table[name][defined_name]:
-            # where the new text reads `name`, the old text never reads `defined_name`
+            # the old text never has `defined_name` where the new text has `name`
             defined_name = None
         is_defined = defined_name in old_visible and (
             not _trivial(new_definition) or bool(votes.table[name][defined_name or ""])
@@ -175,15 +181,15 @@ class _Resolver:
         defined_name: str | None,
         assigned_names: set[str],
     ) -> tuple[str | None, float]:
-        """Return (old name or None, confidence) of a variable from the old names at its positions.
+        """Return (old name, confidence) for a variable whose name the old text does not have at the old position.
 
-        The old text has no variable `name` at the place of the statement.
+        The votes, then similar names decide. Return (None, 1.0) if no old variable seems to correspond.
         """
         votes, old_visible = self.votes, self.old_visible
         options = [
             (old_name, count)
             for old_name, count in votes.best(name)
-            # a statement that reads both names reads two variables
+            # if the new statement also reads `old_name`, that is the name of another variable
             if old_name in old_visible
             and old_name not in self.uses.reads
             and not self.used_otherwise(name, old_name)
@@ -201,7 +207,7 @@ class _Resolver:
             and candidates[0][0] in variables
             and not self.used_otherwise(name, candidates[0][0])
         ):
-            # the old text has only this name at the positions of the new name
+            # the old text always has this one name where the new text has `name`
             return candidates[0][0], 0.8
         logger = self.logger(name)
         if logger is not None:
@@ -229,7 +235,10 @@ class _Resolver:
         return None, 1.0
 
     def used_otherwise(self, name: str, old_name: str) -> bool:
-        """Return True if a variable of the new text and one of the old text have no attribute in common."""
+        """Return True if the attributes show that new `name` and old `old_name` are different variables.
+
+        Both texts then mention attributes of the variable, but none in common.
+        """
         new_members = {member for root, member in self.uses.members if root == name}
         if not new_members or name in self.new_modules:
             return False
@@ -238,7 +247,10 @@ class _Resolver:
         return bool(old_members) and new_members.isdisjoint(old_members)
 
     def logger(self, name: str) -> str | None:
-        """Return the object with which the old text logs or prints where the new text uses `name`, or None."""
+        """Return the logger of the old text if the statement uses `name` only as a logger, or None.
+
+        The result is `print` if `name` contains that word and the old text prints.
+        """
         methods = {method for root, method in self.uses.members if root == name}
         if methods and methods <= _SEVERITIES:
             tally = Counter(
@@ -265,7 +277,7 @@ _SEVERITIES = frozenset(
 
 
 def value_call(tree: ast.AST) -> str:
-    """Return the last name of the function that an assignment calls, or '' if its value is no call."""
+    """Return the last word of the function whose result an assignment assigns, or '' if the value is no call."""
     value = getattr(tree, "value", None)
     return last_name(value.func) if isinstance(value, ast.Call) else ""
 
@@ -280,7 +292,7 @@ def _extends(longer: str, name: str) -> bool:
 
 
 def members_of(tree: StatementTree, name: str) -> set[str]:
-    """Return the attributes and methods of a variable that a text mentions."""
+    """Return the names of the attributes and methods of the variable `name` that a text mentions."""
     return {
         node.words[at + 2]
         for node in tree.nodes
@@ -290,7 +302,7 @@ def members_of(tree: StatementTree, name: str) -> set[str]:
 
 
 def unbound_names(tree: StatementTree) -> set[str]:
-    """Return the names that a text reads but never binds: names from a star import, or injected names."""
+    """Return the names that a text reads but never binds, such as builtins and names from a star import."""
     bound: set[str] = set()
     for node in tree.nodes:
         bound |= binds(node)
@@ -300,7 +312,7 @@ def unbound_names(tree: StatementTree) -> set[str]:
 
 
 def _between_same_neighbours(matching: Matching, home: StatementNode | None) -> bool:
-    """Return True if a definition is between the same two statements in both texts."""
+    """Return True if `home` is paired with an old statement, and both are between the same two statements."""
     partner = matching.old_of.get(home) if home is not None else None
     if home is None or partner is None or home.parent is None or partner.parent is None:
         return False
@@ -317,7 +329,7 @@ def _between_same_neighbours(matching: Matching, home: StatementNode | None) -> 
 
 
 def similar(name: str, other_name: str) -> bool:
-    """Return True if two names share most of their parts, or nearly all of their letters.
+    """Return True if two names share most of their words (separated by `_`), or nearly all of their letters.
 
     >>> similar("has_any_unknown_label", "has_unknown_label"), similar("texts", "lengths")
     (True, False)
@@ -339,7 +351,7 @@ def imported_names(tree: StatementTree) -> set[str]:
 
 
 def _trivial(node: StatementNode | None) -> bool:
-    """Return True if a statement assigns an empty container or a constant: `x = []`, `n = 0`."""
+    """Return True if a statement assigns a constant or an empty container: `n = 0`, `x = []`, `x = dict()`."""
     value = getattr(node.tree, "value", None) if node is not None else None
     if isinstance(value, ast.UnaryOp):
         value = value.operand
@@ -355,7 +367,7 @@ def _trivial(node: StatementNode | None) -> bool:
 def _name_in_old_definition(
     new: StatementNode | None, old: StatementNode | None, name: str
 ) -> str | None:
-    """Return the name that definition `old` binds at the position at which definition `new` binds `name`, or None.
+    """Return the name that the statement `old` binds where the statement `new` binds `name`, or None if unclear.
 
     Return `*` if `old` is a star import of the same module.
     """
@@ -407,10 +419,11 @@ def _bound_list(tree: ast.AST) -> list[str]:
 def resolve_attributes(
     matching: Matching, votes: Votes, statement_uses: Uses
 ) -> tuple[dict[str, str], list[tuple[str, str]]]:
-    """Return the old names of attributes, and the attributes that do not exist in the old text.
+    """Return ({new name: old name} of renamed attributes, (object, attribute) for those that the old text lacks).
 
-    An attribute that the old text never mentions counts as renamed if another attribute is at its position in all
-    paired statements. Otherwise it does not exist in the old text if the new text itself defines the attribute.
+    Only attributes of the statement that the old text never mentions are examined. They count as renamed if another
+    name is at their positions in most paired statements. Otherwise, the old text lacks those that the new text
+    itself defines.
     """
     old_words = {word.lstrip("'") for node in matching.old.nodes for word in node.words}
     unmentioned = set(statement_uses.attributes) - old_words if statement_uses.attributes else set()
@@ -423,7 +436,7 @@ def resolve_attributes(
 
 
 def _renamed_members(matching: Matching, votes: Votes, unmentioned: set[str]) -> dict[str, str]:
-    """Return the old names of attributes that the old text never mentions."""
+    """Return {new name: old name} for those attributes `unmentioned` by the old text that seem to be renamed."""
     new_words = {word.lstrip("'") for node in matching.new.nodes for word in node.words}
     dotted = {
         word for node in matching.old.nodes for dot, word in pairwise(node.words) if dot == "."
@@ -443,7 +456,7 @@ def _renamed_members(matching: Matching, votes: Votes, unmentioned: set[str]) ->
             renamed[member] = ranked[0][0]
             continue
         same_stem = {each for each in dotted if each.strip("_") == member.strip("_")}
-        if len(same_stem) == 1:  # the attribute has become private, or public
+        if len(same_stem) == 1:  # the names differ only in underscores at their ends
             renamed[member] = same_stem.pop()
     return renamed
 
@@ -455,7 +468,7 @@ def _defined(matching: Matching, attributes: set[str]) -> set[str]:
         if node.is_block or attributes.isdisjoint(word.lstrip("'") for word in node.words):
             continue
         if isinstance(node.tree, ast.AugAssign):
-            continue  # the attribute was defined before, maybe in a class of another file
+            continue  # `+=` needs an attribute that exists already, maybe from a class of another file
         if isinstance(node.tree, (ast.FunctionDef, ast.AsyncFunctionDef)):
             defined.add(node.tree.name)
             continue
@@ -472,7 +485,7 @@ def _defined(matching: Matching, attributes: set[str]) -> set[str]:
 
 
 def resolve_keywords(matching: Matching, statements: list[ast.stmt]) -> dict[str, str]:
-    """Return new name -> old name of keyword arguments in `statements` whose parameter was renamed."""
+    """Return {new name: old name} for the keyword arguments in `statements` whose parameter was renamed."""
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     renamed: dict[str, str] = {}
     calls = [
@@ -510,7 +523,7 @@ def resolve_keywords(matching: Matching, statements: list[ast.stmt]) -> dict[str
 
 
 def _renamed_functions(matching: Matching, names: set[str]) -> dict[str, str]:
-    """Return new name -> old name of the functions called `names`."""
+    """Return {new name: old name} for the functions with the new names `names` that have an old partner."""
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     return {
         new.tree.name: old.tree.name
@@ -523,10 +536,10 @@ def _renamed_functions(matching: Matching, names: set[str]) -> dict[str, str]:
 
 
 def imports_for(missing_names: tuple[str, ...], matching: Matching) -> dict[str, str]:
-    """Return missing name -> import line, if the new text imports the name from a package that is surely installed.
+    """Return {missing name: line of code that imports it} for names that the new text imports.
 
-    These packages are Rearview and the packages that the old text imports; it is not known whether the environment
-    of the old version had any other package.
+    Only names from Rearview and from packages that the old text imports count: the environment of the old version
+    may not have had other packages.
     """
     lines: dict[str, str] = {}
     if not missing_names:
@@ -556,7 +569,11 @@ def imports_for(missing_names: tuple[str, ...], matching: Matching) -> dict[str,
 def overwritten_variable(
     statement_uses: Uses, blocks: tuple[StatementNode, StatementNode]
 ) -> str | None:
-    """Return a variable that the statement assigns and that only the old code around it uses already, or None."""
+    """Return a variable that the statement would overwrite in the old function around it, or None.
+
+    The old function uses a variable of this name, and the new function does not, outside the statement. `blocks` are
+    the (new, old) blocks of the statement.
+    """
     new_words, old_words = (words_in_scope(block) for block in blocks)
     assigned_names = statement_uses.writes - statement_uses.reads
     return next(
@@ -566,7 +583,7 @@ def overwritten_variable(
 
 
 def words_in_scope(block: StatementNode) -> set[str]:
-    """Return the words of the scope that contains a block or a statement."""
+    """Return all words of the function, class or module around `block`, without those of functions in it."""
     scope = block if block.parent is None else block.scope()
     words: set[str] = set()
     stack = list(scope.children)

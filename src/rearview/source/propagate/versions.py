@@ -1,7 +1,7 @@
 """Put the statements of the newest source into every past version.
 
-`carry` (in `carry_statement`) handles two texts; `through` handles whole projects and a chain of versions,
-directly and step by step.
+`carry` (in `carry_statement`) handles two texts. `through` handles whole projects and a chain of versions: it carries
+the statements from the newest source to each version directly and, in doubt, also from the version next to it.
 """
 
 from collections import defaultdict
@@ -25,15 +25,15 @@ from rearview.source.propagate.extract_variable import extract_variables
 from rearview.source.propagate.splice import insert_lines
 from rearview.source.text import newline, split, try_parse
 
-CLEAR = 0.95  # a direct answer with at least this confidence is not compared with a stepwise answer
+CLEAR = 0.95  # with at least this confidence, a place is not compared with a second attempt
 Files = Mapping[str, str]
 Disproved = Mapping[int, Mapping[tuple[str, int], str]]
-"""Index of a statement -> (file, line) of a version before which a replay disproved the statement -> the reason."""
+"""Index of a statement -> {(file, line) before which the statement proved to be wrong in a replay: reason}."""
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """Lines of a file of the newest version, 1-based and inclusive."""
+    """A statement to carry: its file and its (first, last) line, counted from 1."""
 
     path: str
     lines: tuple[int, int]
@@ -41,7 +41,7 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Text inserted before a 1-based line of a file; '' if the file had the statement already."""
+    """An inserted statement: `text` before `line`, counted from 1; '' if the file had the statement already."""
 
     path: str
     line: int
@@ -50,7 +50,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class HandPlace:
-    """A place that the user gave: before a 1-based line of a file, or after the statement on that line."""
+    """A place that the user gave: before `line`, counted from 1, or with `after`, after the statement on it."""
 
     path: str
     line: int
@@ -61,7 +61,7 @@ class HandPlace:
 
 @dataclass(frozen=True, slots=True)
 class VersionOutcome:
-    """The result for one version: its changed files and their diff, or the reason for refusing."""
+    """The result for one version: its changed files and their diff, or the reason why it remains unchanged."""
 
     version: int
     files: Files
@@ -71,7 +71,7 @@ class VersionOutcome:
     reasons: tuple[str, ...]
     reason: str = ""
     locations: tuple[Statement, ...] = ()
-    """Where the statements are in the changed files."""
+    """File and lines of each statement in the changed version."""
 
     @property
     def refused(self) -> bool:
@@ -81,7 +81,7 @@ class VersionOutcome:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A version that contains the statements, with their positions."""
+    """A version that contains the statements, from which they are carried into other versions."""
 
     files: Files
     statements: tuple[Statement, ...]
@@ -103,14 +103,14 @@ def through(
     min_confidence: float = MIN_CONFIDENCE,
     disproved: Mapping[int, Disproved] | None = None,
 ) -> tuple[VersionOutcome, ...]:
-    """Return for each version of a chain, newest first, where the statements belong, or a refusal.
+    """Carry `statements` of the source `new` into each version of `chain`, newest first, and return the outcomes.
 
-    A version gets all statements or none. `corrections` has, by the index of a version and of a statement, the places
-    that the user gave. A version that is nearer to a corrected version than to the newest source gets the statements
+    A version gets all statements or none. `corrections` maps the index of a version to {index of a statement: place
+    that the user gave}. A version that is nearer to a corrected version than to the newest source gets the statements
     from the corrected version, unless only the newest source gives a place. `extractions` are the recorded statements
     of the newest source from which the user extracted variables; the variables are extracted in every version, too.
-    Places with less confidence than `min_confidence` are refused. `disproved` has, by the index of a version, the places at
-    which a replay showed that a statement is wrong.
+    Places with less confidence than `min_confidence` are refused. `disproved` maps the index of a version to the
+    places at which a replay showed that a statement is wrong.
     """
     newest = _Source(new, tuple(statements), 1.0, tuple(extractions))
     sources = {-1: newest}
@@ -163,7 +163,10 @@ def _version(
     min_confidence: float,
     disproved: Disproved,
 ) -> tuple[VersionOutcome, _Positions | None]:
-    """Return the outcome for one version: carried directly from `origin` and, in doubt, also from `neighbour`."""
+    """Return (outcome for the version `old`, positions of the statements in it, or None if it is refused).
+
+    The statements are carried directly from `origin` and, in doubt, also from `neighbour`.
+    """
     direct = _carry_all(origin, old, min_confidence=min_confidence, disproved=disproved)
     if neighbour is None or (not direct.reason and direct.confidence >= CLEAR):
         return direct.outcome(index, old), direct.positions
@@ -218,7 +221,7 @@ class _Attempt:
 
 
 def difference(old: Files, files: Files) -> str:
-    """Return the unified diff between a version and its changed files."""
+    """Return the unified diff between the version `old` and its changed `files`, both path -> text."""
     parts: list[str] = []
     for path in sorted(files):
         old_lines, new_lines = split(old[path]), split(files[path])
@@ -235,9 +238,9 @@ def _carry_all(
     min_confidence: float = MIN_CONFIDENCE,
     disproved: Disproved | None = None,
 ) -> _Attempt:
-    """Carry all statements of `source` into the version `old`, each definition before its readers.
+    """Carry all statements of `source` into the version `old`: those that bind a variable before those that read it.
 
-    `by_hand` has the places that the user gave, in line numbers of the unchanged version.
+    `by_hand` maps indexes of statements to places that the user gave, with line numbers of the unchanged version.
     """
     extracted = _extract_all(source, old)
     if isinstance(extracted, str):
@@ -299,7 +302,7 @@ def _carry_all(
 def _extract_all(
     source: _Source, old: Files
 ) -> tuple[dict[str, str], tuple[VariableExtraction, ...]] | str:
-    """Return (the version with the variables extracted, where they are), or why that is impossible."""
+    """Return (texts of the version with the variables extracted, the extractions), or why that is impossible."""
     texts = dict(old)
     old_extractions: list[VariableExtraction] = []
     for extraction in source.extractions:
@@ -319,7 +322,10 @@ def _extract_all(
 
 
 def _order(source: _Source) -> list[int]:
-    """Return the indexes of the statements, definitions before readers, else in the given order."""
+    """Return the indexes of the statements in the order in which they are carried.
+
+    A statement that binds a variable comes before those that read it; otherwise, the given order is kept.
+    """
     statement_uses = []
     for statement in source.statements:
         parsed = try_parse(source.files[statement.path])
@@ -341,7 +347,10 @@ def _order(source: _Source) -> list[int]:
 
 
 def _blanked(text: str, path: str, later: Sequence[Statement]) -> str:
-    """Return a text with blank lines in place of the statements `later`, which are not inserted yet."""
+    """Return the text of the file `path` with blank lines, or `pass`, in place of the statements `later`.
+
+    These statements are not in the old version yet.
+    """
     lines = split(text)
     for filler in ("", "pass"):
         lines_without = list(lines)
@@ -368,7 +377,7 @@ def _carry_one(
     disproved: Mapping[tuple[str, int], str],
     insertions: Mapping[str, _Insertions],
 ) -> tuple[str, Carried]:
-    """Carry a statement into the file of the same name, or into the file that had the code around the statement.
+    """Carry a statement into the old file of the same name, or into the one that has the code around the statement.
 
     Return (path of the old file, insertion or refusal).
     """
@@ -407,7 +416,10 @@ def _carry_one(
 def _put_by_hand(
     new: str, statement: Statement, text: str | None, place: HandPlace, insertions: _Insertions
 ) -> Carried:
-    """Return a statement as it goes to the place that the user gave, below statements inserted at that place before."""
+    """Return the insertion of a statement at the place that the user gave, or a refusal.
+
+    It goes below other statements that were inserted at the place already; `insertions` tells how lines moved.
+    """
     if text is None:
         return refuse(f"{place.path} is not in that version")
     line = place.line
