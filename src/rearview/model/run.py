@@ -234,7 +234,7 @@ class RunStart(msgspec.Struct, frozen=True, kw_only=True):
     machine: str | None = None
     """Operating system and processor type, as `platform.platform` names them."""
     hardware: dict[str, Any] = {}
-    """Processor, cores and accelerators (`store.machine.hardware`)."""
+    """Processor, cores and accelerators (`store.machine_and_process.hardware`)."""
     threads: dict[str, str] = {}
     """Name -> value of the environment variables that limit the number of threads."""
     imported: dict[str, str] = {}

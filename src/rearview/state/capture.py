@@ -1,7 +1,7 @@
 """Capture the live objects of a program between two iterations: `capture` returns a skeleton and buffers.
 
 The *skeleton* is a pickle of the state without large memory. It refers to *anchors* (objects that existed when
-the loop was entered, see `object_walk`) by number, and contains objects that the loop created. A *buffer* is a view of
+the loop was entered, see `object_numbers`) by number, and contains objects that the loop created. A *buffer* is a view of
 the memory of one large array or tensor; the writer copies buffers later (`runtime/saving`).
 """
 

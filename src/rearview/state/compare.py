@@ -2,7 +2,7 @@
 
 Two states are equal if the program could not tell one from the other: all values are equal bit by bit, references that
 led to one object lead to one object, and the bytes that tensors and arrays use are equal. An *anchor* is an object that
-existed when the loop was entered (`object_walk`); a *node* describes a captured object (`skeleton_reader`).
+existed when the loop was entered (`object_numbers`); a *node* describes a captured object (`skeleton_reader`).
 """
 
 from __future__ import annotations

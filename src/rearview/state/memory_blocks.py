@@ -1,6 +1,6 @@
 """Memory blocks of arrays and tensors: a state stores a block once, even if several arrays and tensors share it.
 
-An *anchor* is an object that existed when the loop was entered (`object_walk`). `Blocks` collects the blocks of one
+An *anchor* is an object that existed when the loop was entered (`object_numbers`). `Blocks` collects the blocks of one
 capture. `RestoredMemory` gives the blocks of a recorded state to the arrays and tensors of one restore. `GcPaused`
 suspends garbage collection while objects are captured.
 """

@@ -1,6 +1,6 @@
 """Read the variables of a checkpoint as plain values, without running any of the program's code.
 
-An *anchor* is an object that existed when the loop was entered (`object_walk`); a *node* describes a captured object.
+An *anchor* is an object that existed when the loop was entered (`object_numbers`); a *node* describes a captured object.
 
 `rearview.history()` shows a checkpoint with `Variables`, which builds values from the nodes of `skeleton_reader`:
 Python's own values, tensors, arrays, the `state_dict` of torch modules and optimizers, and attributes of other objects.

@@ -1,6 +1,6 @@
 """Reducers: functions that tell pickle how to store, in the skeleton, the objects that the loop created.
 
-An *anchor* is an object that existed when the loop was entered (`object_walk`); all other objects are created by the
+An *anchor* is an object that existed when the loop was entered (`object_numbers`); all other objects are created by the
 loop. `capture` calls `reducer_for` once for each type of object. Like `__reduce_ex__`, a reducer returns how to rebuild
 an object: a builder (see `codecs.base`), the arguments of the builder, and the content of the object.
 """

@@ -1,6 +1,6 @@
 """Find each `id()` of a Python object in a captured state, and store a reference to the object in its place.
 
-An *anchor* is an object that existed when the loop was entered (`object_walk`). The `id` of an object differs in every
+An *anchor* is an object that existed when the loop was entered (`object_numbers`). The `id` of an object differs in every
 process. A class that remembers objects by their `id` would not recognise the objects after a restore, and the state of
 a replay would never equal the recorded state. `capture` calls `contents_with_ids` after pickling a state. This function
 returns *marked* contents: contents with an `ObjectId` in place of each `id`. `restore` calls `set_content` with the

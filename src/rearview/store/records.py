@@ -78,7 +78,7 @@ class Header(msgspec.Struct):
     attempt: int = 0
     """How often the run had been resumed when this process wrote the file."""
     writer: dict[str, Any] = {}
-    """Identity of the process (`store.machine.process_identity`)."""
+    """Identity of the process (`store.machine_and_process.process_identity`)."""
     since: int = 0
     """Records of earlier attempts are ignored from this number on, because this attempt logged them again."""
     first: int = 0

@@ -1,6 +1,6 @@
 """Codec of NumPy arrays: captures the memory block of an array, which all views of the array share.
 
-An *anchor* is an object that existed when the loop was entered (`object_walk`).
+An *anchor* is an object that existed when the loop was entered (`object_numbers`).
 """
 
 from __future__ import annotations

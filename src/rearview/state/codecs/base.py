@@ -1,7 +1,7 @@
 """The base class of all codecs (`Kind`), and builders, which build objects again that the loop created.
 
 A *codec* walks, captures and restores the *anchors* of one kind: objects that existed when the loop was entered. The
-*walk* (`object_walk`) follows references from the program's variables, and so finds and numbers the anchors. The methods
+*walk* (`object_numbers`) follows references from the program's variables, and so finds and numbers the anchors. The methods
 of a codec get the running capture or restore as `Capturing` or `Restoring`, and the `WalkRules`. `layout_of` returns
 where the instances of a class keep their state: in attributes, slots, a builtin base class, or memory that only C code
 can read.
@@ -121,7 +121,7 @@ class WalkRules:
 
 
 class AnchorTable(Protocol):
-    """The members of `object_walk.Anchors` that codecs use, and that are described there."""
+    """The members of `object_numbers.Anchors` that codecs use, and that are described there."""
 
     index: dict[int, int]
     rules: WalkRules

@@ -1,6 +1,6 @@
 """Codecs of builtin containers: dict, list, set, deque and so on, with the order of their items.
 
-An *anchor* is an object that existed when the loop was entered (`object_walk`). A restore keeps the running iterators
+An *anchor* is an object that existed when the loop was entered (`object_numbers`). A restore keeps the running iterators
 over a container intact. The iteration order of a set depends on how the set was filled. A *recipe* is a list or tuple
 of the elements from which `build_set` builds a set with a given order; `set_recipe` finds a recipe for a set.
 """

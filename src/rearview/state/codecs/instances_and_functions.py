@@ -1,6 +1,6 @@
 """Codecs of objects written in Python: instances, closure variables, functions and classes.
 
-An *anchor* is an object that existed when the loop was entered (`object_walk`). The *walk* is the search that finds all
+An *anchor* is an object that existed when the loop was entered (`object_numbers`). The *walk* is the search that finds all
 anchors: it enters each object to which `children` yields a step.
 """
 

@@ -1,6 +1,6 @@
 """Codec of torch tensors: captures their storages, which views and tied weights share.
 
-An *anchor* is an object that existed when the loop was entered (`object_walk`).
+An *anchor* is an object that existed when the loop was entered (`object_numbers`).
 """
 
 from __future__ import annotations
