@@ -1,4 +1,4 @@
-"""Commands about source: inspect (will Rearview work on a script), propagate (statements in old versions), diff."""
+"""Commands about source: inspect (whether Rearview works on a script), propagate (statements in old versions), diff."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def _undone(history: History, run: str, names: tuple[str, ...], *, as_json: bool
 
 
 def _corrected(correction: Correction) -> str:
-    """Return a correction as one line of text."""
+    """Return a stored correction (where a statement belongs in a version) as one line of text."""
     names = ", ".join(correction.statement.logs or correction.statement.sets)
     which = f" ({correction.statement.occurrence + 1})" if correction.statement.occurrence else ""
     side = "after" if correction.after else "before"
