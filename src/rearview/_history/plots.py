@@ -23,7 +23,7 @@ _WIDE, _HIGH, _LEFT, _TOP, _BELOW = 800, 400, 80, 30, 50
 
 
 class ChartLine(NamedTuple):
-    """One line to draw: its label, and its points in the order of x."""
+    """One line to draw: its label, and its points (x, y) sorted by x."""
 
     label: str
     points: list[tuple[float, float]]

@@ -149,7 +149,7 @@ class Comparison:
     b: Run
     arguments: list[Row]
     results: list[Row]
-    """The last value of every name that was logged."""
+    """The last value that each run logged under each name."""
     environment: list[Row]
     source: list[Row]
     """Files whose content differs between the runs: path, and the git hash of the file in each run."""

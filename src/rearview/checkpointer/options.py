@@ -50,7 +50,7 @@ def destination(
     kwargs: Mapping[str, Any] | None,
     options: Mapping[str, Any],
 ) -> Destination:
-    """Return where the saves of a Checkpointer with these parameters go.
+    """Return where the saves in `folder` are sent, by the parameters `checkpoint_transfer_…` of a Checkpointer.
 
     If `target` is the path or URL of a file `t`, saves go to `t.saves/…`. If it is a folder (an existing folder,
     or a text that ends in a slash), saves go to `FILE.saves/…` in that folder; `FILE` is the name of the
@@ -144,13 +144,13 @@ class Pace:
     computing: float
     """Seconds since the Checkpointer was made, without the time spent on saving."""
     saving: float = 0.0
-    """Seconds spent on saving."""
+    """Seconds spent on saving since the Checkpointer was made."""
     cost: float = 0.0
     """Seconds that the next save is expected to take: those of the last save, or 0 if there was no save."""
 
 
 class Stopwatch:
-    """Measures the times of a `Pace`."""
+    """Measures how long a Checkpointer has computed and saved; `pace` returns the results."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -181,10 +181,10 @@ class Stopwatch:
 
 
 class Interval(Protocol):
-    """Decides whether a save is due."""
+    """Decides at each step whether a save is due."""
 
     def due(self, pace: Pace) -> bool:
-        """Return True if it is time to save."""
+        """Return True if a save is due at the current step, according to the counts and times in `pace`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ class Steps:
     every: int
 
     def due(self, pace: Pace) -> bool:
-        """Return True if it is time to save."""
+        """Return True if `pace.steps` is a multiple of `every`."""
         return self.every > 0 and pace.steps % self.every == 0
 
 
@@ -209,7 +209,7 @@ class Seconds:
     every: float
 
     def due(self, pace: Pace) -> bool:
-        """Return True if it is time to save."""
+        """Return True if `every` seconds have passed since the last save."""
         return pace.since >= self.every
 
 
@@ -224,7 +224,7 @@ class Share:
     share: float
 
     def due(self, pace: Pace) -> bool:
-        """Return True if it is time to save."""
+        """Return True if all saves and the next one take at most `share` of the computing time so far."""
         return pace.saving + pace.cost <= self.share * pace.computing
 
 
@@ -250,7 +250,7 @@ def interval(every: int | str | timedelta | Interval | None) -> Interval:
 
 
 def seconds(text: str | float | timedelta) -> float:
-    """Return the seconds of "90s", "10 min", "1h", 3600 or a timedelta."""
+    """Return the number of seconds that `text` means: "90s", "10 min", "1h", a number of seconds or a timedelta."""
     if isinstance(text, timedelta):
         return text.total_seconds()
     if isinstance(text, int | float):
@@ -291,7 +291,7 @@ class Epochs:
         return cls(every) if type(every) is int and every > 0 else every
 
     def begin(self, epoch: int) -> None:
-        """Remember that epoch number `epoch` begins."""
+        """Remember that epoch number `epoch` begins, and whether it gets a save."""
         self._due = epoch % self.every == 0
 
     def due(self, pace: Any) -> bool:

@@ -43,7 +43,7 @@ ID = re.compile(r"(\d{8,})-[0-9a-f]{6}")
 
 @dataclass(frozen=True, slots=True)
 class SavedFile:
-    """One file of a save."""
+    """Name, size in bytes and checksum of one file of a save."""
 
     name: str
     size: int

@@ -170,7 +170,7 @@ class Signals:
             _HANDLER.rearm(self.numbers)
 
     def request(self, number: int = signal.SIGTERM) -> None:
-        """Ask the program to stop, as if `number` had arrived."""
+        """Ask the program to stop, as if signal `number` had arrived."""
         if self._requested is None:
             self._requested = signal.Signals(number)
             if self.grace is not None and number != signal.SIGINT:
@@ -323,9 +323,8 @@ class _SignalHandler:
             listener.request(number)
         earlier = self.earlier.get(number)
         if not callable(earlier):
-            if (
-                earlier == signal.SIG_DFL and not listeners
-            ):  # every instance was deleted without `stop`
+            # no listener is left, because every instance was deleted without `stop`: do what the signal does by default
+            if earlier == signal.SIG_DFL and not listeners:
                 signal.signal(number, signal.SIG_DFL)
                 os.kill(os.getpid(), number)
             return

@@ -15,7 +15,7 @@ from rearview.model.run import EXIT_PAUSED
 
 @dataclass(frozen=True, slots=True)
 class BatchJob:
-    """A program that saves when asked to stop, and continues when it is started again."""
+    """A batch job: its program saves when it is asked to stop, and continues when it is started again."""
 
     name: str
     command: tuple[str, ...]

@@ -34,7 +34,7 @@ class GridSample:
     """The state of the grid from `start` until the next sample; unknown values are None."""
 
     start: float
-    """Seconds since 1970."""
+    """Time at which this state begins, in seconds since 1970."""
     share: float | None = None
     """Renewable share of the load in percent; above 100 while power is exported."""
     light: int | None = None

@@ -88,7 +88,7 @@ class Account:
         self._append({"asked": time})
 
     def on(self, interval: RunInterval) -> None:
-        """Record an interval in which the run computed."""
+        """Append an interval in which the run computed to the account file."""
         self._append({"on": asdict(interval)})
 
     def grid(self, outlook: Forecast) -> None:

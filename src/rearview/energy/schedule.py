@@ -50,7 +50,7 @@ class GridDecision:
 
     run: bool
     until: float | None
-    """Time at which to decide again, or None if the next change is not known."""
+    """Time at which to decide again (seconds since 1970), or None if the next change is not known."""
     reason: str
 
 

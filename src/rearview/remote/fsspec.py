@@ -144,7 +144,7 @@ class FsspecRemote(VerifiedRemote):
 
     def _remove(self, key: str) -> None:
         if HIDDEN in key and hasattr(self._fs, "merge"):
-            # also remove the pieces of a put that failed
+            # `key` belongs to a transfer in progress: remove its pieces too
             for piece in [k for k in self._keys(key + ".") if k != key]:
                 with contextlib.suppress(FileNotFoundError):
                     self._fs.rm_file(self._path(piece))
@@ -157,7 +157,7 @@ def _protocols(fs: Any) -> set[str]:
 
 
 def _webdav(url: str, options: dict[str, Any]) -> tuple[Any, str]:
-    """Return the file system of webdav+http(s)://host/path, and the path in it."""
+    """Return (file system, path in this file system) for a URL such as webdav+https://host/path."""
     from urllib.parse import urlsplit
 
     from webdav4.fsspec import WebdavFileSystem

@@ -168,7 +168,7 @@ class XrootdRemote(VerifiedRemote):
 
 
 def _file(path: Path) -> str:
-    # the client does not decode %20 after file://
+    # not `path.as_uri()`: the client does not decode escapes such as %20 after file://
     return f"file://{path.absolute()}"
 
 
@@ -176,6 +176,6 @@ def _check(status: Any) -> None:
     if status.ok:
         return
     message = str(status.message).strip()
-    if status.errno == 3010:  # kXR_NotAuthorized
+    if status.errno == 3010:  # the error kXR_NotAuthorized of XRootD
         raise PermissionError(message)
     raise OSError(message)

@@ -56,7 +56,7 @@ BATCH = 400
 AT_ONCE = 2000
 """Maximum number of changed runs that one refresh reads. The page shows them while later refreshes read more."""
 PATIENCE = 10.0
-"""Seconds after which a query is interrupted."""
+"""Default number of seconds after which a query is interrupted."""
 SLICE = 8_000
 """Maximum number of ended runs whose folders one refresh checks; if there are more, refreshes take turns."""
 SETTLED = 2_000_000_000
@@ -463,7 +463,7 @@ class Index:
         return self.run_records.parts.get(run, [])
 
     def replays(self, run: str) -> list[Replay]:
-        """Return the replays of a run."""
+        """Return the replays of a run, read from its folder on first use."""
         if run not in self.run_records.replays:
             self.run_records.replays[run] = self._runs.replays(run)
         return self.run_records.replays[run]
