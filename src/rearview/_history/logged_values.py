@@ -221,5 +221,5 @@ def single_value(table: Table, run: str, name: str, point_values: Mapping[str, A
 
 
 def _equal(value: Any, requested: Any) -> bool:
-    """Return True if `value` of a loop is the requested value; a text also equals a number that is written alike."""
+    """Return True if a loop's `value` equals `requested`, or is a text that equals `requested` written as text."""
     return bool(value == requested) or (isinstance(value, str) and value == str(requested))

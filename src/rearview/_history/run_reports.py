@@ -119,7 +119,7 @@ class Removal:
     """The removed runs, including runs whose removal was interrupted earlier."""
     removed: list[RunRemoval]
     freed: Freed
-    """Objects and packs that were deleted because no other run needs them."""
+    """Objects and packs that were, or would be, deleted because no other run needs them."""
 
     @property
     def nbytes(self) -> int:

@@ -91,7 +91,7 @@ class Mirror:
         self._transfer_lock = threading.RLock()
 
     def push(self, folder: SaveFolder, save: Save) -> None:
-        """Send `save` to the remote unless that is done: first its files, each verified there, then its manifest."""
+        """Send `save` to the remote if this process has not: first its files, each verified, then its manifest."""
         with self._transfer_lock:
             if save.id in self.pushed:
                 return
@@ -107,7 +107,7 @@ class Mirror:
         )
 
     def last_counter(self) -> int:
-        """Return the highest counter of all saves at the remote, complete or not."""
+        """Return the highest counter of all saves at the remote, complete or not; 0 if there are none."""
         return max((counter_of(save_id) for save_id in self._files_by_save()), default=0)
 
     def manifest(self, save_id: str) -> Save:

@@ -87,7 +87,7 @@ def destination(
 
 
 def _split(text: str, file: str) -> tuple[str, str]:
-    """Return the folder or URL of the remote in the target `text`, and the file name; the default name is `file`.
+    """Split the target `text` into (folder or URL to open, file name); if `text` is a folder, the name is `file`.
 
     >>> _split("s3://bucket/runs/", "model.pt"), _split("/data/run.pt", "model.pt")
     (('s3://bucket/runs', 'model.pt'), ('/data', 'run.pt'))
@@ -215,7 +215,7 @@ class Seconds:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Interval that saves if the time of all saves, with the next one, stays below a share of the computing time.
+    """Interval that saves if all saves and the next one take at most the fraction `share` of the computing time.
 
     >>> Share(0.05).due(Pace(9, 50.0, computing=100.0, saving=4.0, cost=4.0))
     False

@@ -224,10 +224,10 @@ class Supervisor:
 
 
 def _signal(group: int, number: int) -> None:
-    """Send signal `number` to process `group`, and then to the other processes of the process group `group`.
+    """Send signal `number` to the leader of the process group `group`, and then to its other processes.
 
-    The first process is a shell, for example. It must die of the signal before it sees its program end: a shell
-    that sees the end exits with a code of its own, which would hide the program's code.
+    The leader may be a shell. It must die of the signal before it sees its program end: a shell that sees the end
+    exits with a code of its own, which would hide the program's code.
     """
     if not Path("/proc/self/stat").exists():
         with contextlib.suppress(ProcessLookupError):

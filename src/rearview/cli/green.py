@@ -325,7 +325,8 @@ def report(which: str, grid: str | None, offline: bool, as_json: bool) -> None:
     """Show when a run was on, the energy it used, and the CO2 that waiting saved.
 
     Energy is measured (RAPL, NVML) if the machine allows it, or else estimated, and the report says which. The
-    CO2 of the hours in which the run was on is compared with that of as many hours from its request on.
+    CO2 of the run is compared with the CO2 that it would have caused if it had started when it was requested and
+    never paused.
     """
     from rearview._history import ACCOUNT
     from rearview.energy import Account

@@ -153,7 +153,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and end the process with the documented exit code."""
     words = list(sys.argv[1:] if args is None else args)
     for name in ("stdout", "stderr"):
-        # the stream is None if the caller closed it; this file is closed again in the user's program
+        # the stream is None if the caller closed it; the file is not inherited, so it stays closed in the user's program
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123 - until the end
     sys.exit(_run(words))

@@ -300,10 +300,10 @@ def plot(
 ) -> None:
     """Plot logged values, all runs in one picture, a line per run and name.
 
-    With --by, a line per value of an argument: the mean of its runs.
+    With --by, there is a line per value of an argument: the mean of the runs with this value.
 
-    Across is the loop that the values were logged in; for values of nested loops, how many had been
-    logged before. Values that are no numbers are left out, and a line breaks at NaN.
+    The horizontal axis is the loop in which the values were logged; for values of nested loops, it is the
+    number of values logged before. Values that are not numbers are left out, and a line breaks at NaN.
     """
     if destination is not None and destination.suffix.lower() not in {".svg", ".png"}:
         raise click.BadParameter(

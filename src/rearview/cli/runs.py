@@ -278,9 +278,9 @@ def note(which: str, text: tuple[str, ...], remove: bool) -> None:
 def rm(which: tuple[str, ...], yes: bool, dry_run: bool, as_json: bool) -> int | None:
     """Remove runs: records, checkpoints, replays and source.
 
-    Data that other runs need stays, and so do the files that the run wrote into your project. A run that
-    is running is refused, and so is one that other runs came from. On a terminal it asks first;
-    elsewhere it needs --yes. A removal that was interrupted is completed by saying it again.
+    Data that other runs need stays, and so do the files that the run wrote into your project. The command refuses
+    to remove a run that is running, or from which another run was started. On a terminal it asks first;
+    elsewhere it needs --yes. To complete an interrupted removal, give the command again.
     """
     history = open_history()
     if not dry_run and not yes:
@@ -547,7 +547,7 @@ def files(
     """List the files that a run wrote, and fetch them.
 
     A file is fetched from the project if it is as the run left it, else from the last checkpoint that
-    holds it; --at takes an earlier one. A file that is there is never overwritten.
+    holds it; --at takes an earlier checkpoint. An existing file is never overwritten.
     """
     history = open_history()
     if get is not None:

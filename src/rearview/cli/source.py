@@ -184,7 +184,7 @@ def inspect(words: tuple[str, ...], module: str | None, everything: bool, as_jso
     variables that each changes, the logged names and their loggers, what cannot be checkpointed and why,
     and the places for a log statement. Files of the project that the script imports are read, too. The
     changed variables are estimated from the text (by the rules of the Flor paper); a recorded run looks at
-    the live objects instead. ARGS are not looked at. Exit code 1 if a file cannot be read.
+    the live objects instead. ARGS are ignored. Exit code 1 if a file cannot be read.
     """
     from rearview._history import inspect_script, script_of_module
 

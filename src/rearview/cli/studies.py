@@ -335,9 +335,10 @@ def _confirm_package(reader: PackageReader, opened: OpenedStudy, *, yes: bool) -
 
 
 def _interpreter(reader: PackageReader | None, study: Study, *, offline: bool, quiet: bool) -> str:
-    """Return the path of the Python interpreter for a study: this process's, or for a package a new environment's.
+    """Return the path of the Python interpreter that replays a study.
 
-    With `offline`, nothing is installed: it is this process's interpreter, and differences are printed as warnings.
+    For a package, it is that of an environment made for the package, else that of this process. With `offline`,
+    nothing is installed: it is that of this process, and differences in packages are printed as warnings.
     """
     if reader is None:
         return sys.executable

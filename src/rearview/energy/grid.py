@@ -71,7 +71,7 @@ class Forecast:
     samples: tuple[GridSample, ...] = ()
     fetched: float = 0.0
     substitute: bool = False
-    """Whether the source says that the values are estimates which it gives for missing data."""
+    """Whether the source says that it has estimated the values."""
     problem: str = ""
     """Why there are no new samples; empty if the last request succeeded."""
 

@@ -253,7 +253,7 @@ class Gate:
         self._computed_seconds = sum(interval.end - interval.begin for interval in earlier)
 
     def ask(self, *, running: bool) -> GridDecision:
-        """Return whether to run now, from the newest forecast of the source; `running`: the run computes already."""
+        """Return whether to run now, by the newest forecast of the source; `running` is as for `decide`."""
         outlook = self.source.outlook()
         now = self._clock()
         rule = self.rule

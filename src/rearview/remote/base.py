@@ -43,8 +43,8 @@ class Stat:
     key: str
     size: int
     checksum: str = ""
-    """Checksum as `kind:hex`: from `stat`, the remote's own, or empty if the remote has none; else of the file sent
-    or fetched."""
+    """Checksum as `kind:hex`. `put` and `get` compute it from the file; `stat` returns the remote's own checksum, or
+    an empty text if the remote has none."""
 
 
 @runtime_checkable

@@ -1,4 +1,4 @@
-"""A remote in the scratch folder of an HTCondor job, whose files HTCondor transfers, and the description of the job."""
+"""A remote in the scratch folder of an HTCondor job, and the description of the job, which says what is transferred."""
 
 from __future__ import annotations
 

@@ -152,8 +152,8 @@ class FunctionRemote:
             return file.read_bytes() if file.is_file() else None
 
     def _check_reachable(self, failure: Exception) -> None:
-        # `failure` of a fetch means that the index is missing, or that the target cannot be reached; the target can
-        # be reached if a test object can be sent and fetched
+        # fetching the index failed: it is missing, or the target cannot be reached. If a test object can be sent and
+        # fetched, the target can be reached
         with _scratch() as folder:
             file = Path(folder, "test")
             file.write_bytes(b"rearview\n")

@@ -163,7 +163,10 @@ def plan_as_json(report: PlanReport, request: BackfillRequest) -> dict[str, Any]
 
 
 def command_of(request: BackfillRequest, *, shown: bool = False) -> list[str]:
-    """Return the words of the command line that does the requested backfill; with `shown`, as a user types it."""
+    """Return the words of a command line that does the requested backfill, for a new process.
+
+    With `shown`, the words are those that a user would type, quoted for a shell.
+    """
     import shlex
 
     words = ["backfill"]

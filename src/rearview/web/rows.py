@@ -48,7 +48,7 @@ class Query(msgspec.Struct, forbid_unknown_fields=True):
     sort: list[Sort] = []
     group: list[str] = []
     within: dict[str, Any] = {}
-    """Key of a column in `group` -> value: the runs of one group are requested, as rows of runs."""
+    """Key of a column in `group` -> value. If not empty, the runs with these values are returned, not the groups."""
     runs: list[str] | None = None
     """If not None, only runs with these ids are returned."""
     ranges: bool = False

@@ -153,7 +153,7 @@ class Entry:
     revision: int = 0
     """Number of the refresh that last read this run."""
     live: bool = False
-    """Whether the run is running, or a replay still writes to one of its record files."""
+    """Whether the run is running, or a process (such as a replay) still writes to one of its record files."""
 
     @property
     def run(self) -> Run:

@@ -318,9 +318,9 @@ def _grouped(chart: Chart, lines: dict[str, Line], span: tuple[float, float] | N
 
 
 def _ranked(index: Index, runs: Sequence[str]) -> bool:
-    """Return True if one of `runs` may have several values for one point, so that the query must choose one.
+    """Return True if one of `runs` may have several values for one point.
 
-    The query chooses with the help of the table `own.replays`.
+    Then a query must choose one of the values, for which it needs the table `own.replays`.
     """
     return any(not needs_no_ranking(index.shown_parts(run)) for run in runs)
 
