@@ -1,7 +1,7 @@
 """The history of a project: the class `History` answers questions about runs and backfills them. Nothing here prints.
 
-`import rearview`, the command line and the web page import `History`, and the classes that it takes and returns,
-from here. Names are loaded on first use, because the command that starts a run needs few of these names.
+The package `rearview`, the command line and the web page import `History`, and the classes that it takes and
+returns, from here. Names are loaded on first use, because the command that starts a run needs few of these names.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load a name from its module on first use."""
+    """Import the module that defines `name`, on first use, and return the object with this name."""
     for module, names in _HOMES.items():
         if name in names:
             value = getattr(importlib.import_module(module), name)

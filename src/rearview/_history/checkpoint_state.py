@@ -1,4 +1,4 @@
-"""The state of a run at a checkpoint: its variables by name, read without running the program."""
+"""The state of a run at a checkpoint: variables by name, read without running the program."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("rearview")
 
 LoopValues = Mapping[str, Any]
-"""A value for each loop, outermost first."""
+"""Loop -> value of the loop variable, for example `{"epoch": 3, "step": 20}`; the outermost loop is first."""
 
 
 class PastState(Mapping[str, Any]):
@@ -40,14 +40,14 @@ class PastState(Mapping[str, Any]):
         self.checkpoint = checkpoint
         self.point = str(checkpoint.point)
         self.edge = checkpoint.edge
-        """`start` if the checkpoint was saved before the iteration at `point`, `end` if after its loop."""
+        """`start` if the checkpoint was saved before the iteration `point`; `end` if after the loop of `point`."""
         self.exact = exact
         """Whether the checkpoint is at the requested point; if not, it is the checkpoint nearest to that point."""
         self._loaded = loaded
 
     @cached_property
     def _variables(self) -> Variables:
-        # reads the state as data and runs no code of it; see docs/decisions/state-as-data.md
+        # `Variables` reads the state as data and runs no code from it; see docs/decisions/state-as-data.md
         from rearview.state.read_checkpoint_variables import Variables
 
         anchors = msgspec.json.decode(self._loaded["anchors"])
@@ -56,13 +56,13 @@ class PastState(Mapping[str, Any]):
 
     @cached_property
     def missing(self) -> dict[str, str]:
-        """The variables that cannot be read without running the program, each with the reason."""
+        """Name of each variable that cannot be read without running the program -> the reason."""
         variables = self._variables
         reasons = {name: variables.reason(name) for name in variables.roots}
         return {name: reason for name, reason in reasons.items() if reason}
 
     def __getitem__(self, name: str) -> Any:
-        """Return the value of a variable by its full name, or by its last part if that is unique."""
+        """Return the value of the variable `name`: a full name such as `main.model`, or its last part if unique."""
         variables = self._variables
         full = [name] if name in variables.roots else _ending(name, variables.roots)
         if len(full) == 1:
@@ -85,7 +85,7 @@ class PastState(Mapping[str, Any]):
 
     @property
     def where(self) -> str:
-        """The point of the checkpoint in words: `the start of epoch=3`."""
+        """The point of the checkpoint as text: `the start of epoch=3`."""
         if not self.point:
             return "the start of the run" if self.edge == "start" else "the end of the run"
         if self.edge == "start":
@@ -110,14 +110,14 @@ class PastRun(Run):
     _value: Callable[..., Any]
 
     def at(self, point: str = "", /, *, end: bool = False, **loops: Any) -> PastState:
-        """Return the variables of this run at the checkpoint nearest to a point: `at(epoch=3)`.
+        """Return the variables of this run at the checkpoint nearest to `point` or `loops`: `at(epoch=3)`.
 
         See `History.at`.
         """
         return self._at(self.id, point, end=end, **loops)
 
     def value(self, name: str, point: str = "", /, **loops: Any) -> Any:
-        """Return the value that this run logged under a name at a point: `value("w", epoch=3)`."""
+        """Return the value that this run logged under `name` at `point` or `loops`: `value("w", epoch=3)`."""
         return self._value(self.id, name, point, **loops)
 
     def __eq__(self, other: object) -> bool:
@@ -131,7 +131,7 @@ def _facts(run: Run) -> tuple[Any, ...]:
 
 
 def with_history(run: Run, at: Callable[..., PastState], value: Callable[..., Any]) -> PastRun:
-    """Return `run` with the methods `at` and `value`."""
+    """Return a copy of `run` whose methods `at` and `value` call the functions `at` and `value`."""
     past = PastRun(*_facts(run))
     object.__setattr__(past, "_at", at)
     object.__setattr__(past, "_value", value)
@@ -139,7 +139,7 @@ def with_history(run: Run, at: Callable[..., PastState], value: Callable[..., An
 
 
 def parse_point(point: str, loops: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the value of each loop, from a text such as `epoch=3/step=20`, from keyword arguments, or both.
+    """Return loop -> value, from the text `point` such as `epoch=3/step=20`, from `loops`, or from both.
 
     >>> parse_point("epoch=3/step=20", {}), parse_point("", {"epoch": 3})
     ({'epoch': 3, 'step': 20}, {'epoch': 3})
@@ -160,10 +160,11 @@ def parse_point(point: str, loops: Mapping[str, Any]) -> dict[str, Any]:
 def nearest(
     run: str, checkpoints: Iterable[Checkpoint], point: LoopValues, *, end: bool
 ) -> tuple[Checkpoint, bool]:
-    """Return (checkpoint, True) for the checkpoint at a point, or (checkpoint, False) for the nearest checkpoint.
+    """Return (checkpoint, True) if there is a checkpoint at `point`, else (nearest checkpoint, False).
 
-    The nearest is the last checkpoint before the point, or the first if all are after the point. `end` asks for
-    the end of the iteration at the point, not for its start. Without a point, the last checkpoint is returned.
+    The nearest is the last checkpoint before the point, or the first if all are after the point. With `end`, the
+    point is the end of the iteration, else its start. If `point` is empty, the result is (last checkpoint, True).
+    Raise if the run has no checkpoint in the loops of `point`.
     """
     all_checkpoints = list(checkpoints)
     if not all_checkpoints:
@@ -182,7 +183,8 @@ def nearest(
             if checkpoint.point.loops[:1] == (CELL,)
             and columns_of(checkpoint.point.loops)[1:2] == [first]
         }
-        if len(cells) == 1:  # a notebook in which only one cell has the loop `first`
+        # if only one cell of a notebook has the loop `first`, the point is in this cell
+        if len(cells) == 1:
             point = {CELL: cells.pop(), **point}
     names = list(point)
     inside = [
@@ -223,14 +225,20 @@ def nearest(
 
 
 def _is_at(checkpoint: Checkpoint, goal: list[int]) -> bool:
-    """Return True if a checkpoint is at the start of the iteration `goal`, or of the first iterations inside it."""
+    """Return True if a checkpoint is at the start of the iteration `goal` (an index per loop, outermost first).
+
+    The start of the first iteration of a loop inside that iteration counts too.
+    """
     indices = list(checkpoint.point.indices)
     same_iteration = indices[: len(goal)] == goal and not any(indices[len(goal) :])
     return same_iteration and checkpoint.edge == "start"
 
 
 def _index(run: str, checkpoints: Iterable[Checkpoint], depth: int, value: Any) -> int:
-    """Return the index of the iteration in which the loop at `depth` had `value`."""
+    """Return the index of the iteration in which the loop at `depth` had `value`, as far as `checkpoints` tell.
+
+    Raise if the checkpoints do not tell.
+    """
     steps = [
         checkpoint.point.steps[depth]
         for checkpoint in checkpoints
@@ -254,7 +262,7 @@ def _index(run: str, checkpoints: Iterable[Checkpoint], depth: int, value: Any) 
 
 
 def warn_if_not_exact(state: PastState, requested: LoopValues) -> None:
-    """Log a warning if a state is not at the requested point."""
+    """Log a warning if `state` is not exactly at the point `requested`."""
     if not state.exact:
         point = "/".join(f"{loop}={value}" for loop, value in requested.items())
         _log.warning(

@@ -76,13 +76,13 @@ if TYPE_CHECKING:
 def history(start: Path | str | None = None) -> History:
     """Return the history of the project that contains the folder `start`.
 
-    Without `start`, the folder is `REARVIEW_ROOT`, or else the current folder.
+    If `start` is None, the folder is that of the environment variable `REARVIEW_ROOT`, or else the current folder.
     """
     return History(Project.open(Path(start or os.environ.get("REARVIEW_ROOT") or Path.cwd())))
 
 
 def repair_format(start: Path) -> Path:
-    """Rewrite the format file of the store above `start` if the file is unreadable; return its path."""
+    """Repair the store in `start` or in a folder above it, if its file `format` is unreadable; return the file's path."""
     folders = (start.resolve(), *start.resolve().parents)
     root = next(folder for folder in folders if (folder / FOLDER / "format").exists())
     verify(Project(root), repair=True)
@@ -109,8 +109,8 @@ class History:
         """Return all runs, oldest first, or only the runs for which the SQL condition `where` holds.
 
         The condition may use facts of runs (`status`, `name`, `tag`, `seconds`, …), arguments, and logged
-        names, which mean the last logged value: "tag = 'baseline' and acc > 0.9". `order` sorts the runs by
-        these columns: "acc desc, started".
+        names, which stand for the last logged value: "tag = 'baseline' and acc > 0.9". `order` sorts the runs
+        by columns of the same kinds: "acc desc, started".
         """
         runs = self._runs.all()
         if where is not None or order:
@@ -122,10 +122,10 @@ class History:
         return [with_history(run, self.at, self.value) for run in runs]
 
     def run(self, which: str = "latest") -> PastRun:
-        """Return one run: by id, by name, by the beginning or end of its id, `latest`, or -1, -2, ….
+        """Return one run: by id, by name, by the beginning or end of its id, or by age: `latest` or -1, -2, ….
 
-        `.at(epoch=3)` of the result returns the state of the run at this point, `.value("w", epoch=3)` the value
-        that the run logged there.
+        The method `at(epoch=3)` of the result returns the state of the run at this point; `value("w", epoch=3)`
+        returns the value that the run logged at this point.
         """
         return with_history(self._runs.find(which), self.at, self.value)
 
@@ -134,9 +134,10 @@ class History:
     ) -> PastState:
         """Return the variables of a run at the checkpoint nearest to a point: `at(run, epoch=3)`.
 
-        The state is that at the start of the iteration, or with `end`, at its end. Without a point, it is that
-        of the last checkpoint. The program does not run, and nothing is unpickled. If there is no checkpoint at
-        the point, the state of the nearest checkpoint is returned with a warning, and its `exact` is False.
+        The values are those at the start of the iteration or, with `end`, at its end. Without a point, they are
+        those of the last checkpoint. The program does not run, and nothing is unpickled. If there is no
+        checkpoint at the point, the variables at the nearest checkpoint are returned with a warning, and `exact`
+        of the result is False.
         """
         run = self._runs.find(which)
         point_values = parse_point(point, loops)
@@ -150,8 +151,9 @@ class History:
     ) -> Any:
         """Return the value that a run logged under `name` at a point: `value(run, "w", epoch=3)`.
 
-        Tensors, arrays, images and histograms are loaded. A point gives the value of each loop around the log
-        call; without a point, the name must have been logged once.
+        Tensors, arrays, images and histograms are loaded. A point gives a value for loops around the log call;
+        raise if not exactly one value was logged at the point. With `unproved`, the value may come from a replay
+        that was not exact.
         """
         run = self._runs.find(which)
         point_values = parse_point(point, loops)
@@ -159,15 +161,15 @@ class History:
         return single_value(table, run.id, name, point_values)
 
     def save_values(self, which: str, folder: Path, names: Sequence[str] = ()) -> list[SavedValue]:
-        """Write logged values of a run to files in `folder`; return the files.
+        """Write the values that a run logged under `names` to files in `folder`; return the files.
 
-        Without names, all arrays, tensors, images and histograms are written.
+        Without `names`, all arrays, tensors, images and histograms of the run are written.
         """
         run = self._runs.find(which)
         return save_values(self.table(*names, runs=[run.id]), folder, every=bool(names))
 
     def name(self, which: str, name: str | None) -> Run:
-        """Give a run a name, by which the user can then refer to the run; None removes its name."""
+        """Give a run a name, by which the user can refer to the run; None removes the name. Return the run."""
         run = self._runs.find_id(which)
         checked_name = check_name(name) if name is not None else ""
         holders = [holder for holder in self._runs.ids_by_name(checked_name) if holder != run]
@@ -180,13 +182,13 @@ class History:
         return self._labelled(run, NAME, {"name": checked_name})
 
     def tag(self, which: str, *tags: str) -> Run:
-        """Add tags to a run."""
+        """Add tags to a run and return the run; tags that the run has already are skipped."""
         run, checked = self._runs.find_id(which), _some_tags(tags)
         new = [tag for tag in checked if tag not in self._runs.labels(run).tags]
         return self._labelled(run, TAG, {"tags": new}) if new else self._runs.get(run)
 
     def untag(self, which: str, *tags: str) -> Run:
-        """Remove tags from a run; raise if the run does not have one of the tags."""
+        """Remove tags from a run and return the run; raise if the run lacks any of these tags."""
         run, checked = self._runs.find_id(which), _some_tags(tags)
         present = self._runs.labels(run).tags
         absent_tags = [tag for tag in checked if tag not in present]
@@ -199,7 +201,7 @@ class History:
         return self._labelled(run, UNTAG, {"tags": checked})
 
     def note(self, which: str, text: str | None) -> Run:
-        """Add a note to a run, after its other notes; None removes all notes of the run."""
+        """Add a note to a run, after its other notes; None removes all notes of the run. Return the run."""
         run = self._runs.find_id(which)
         return self._labelled(run, NOTE, {"text": check_note(text) if text is not None else None})
 
@@ -222,15 +224,15 @@ class History:
         ]
 
     def names(self) -> list[str]:
-        """Return every name that has values, or that the newest source logs."""
+        """Return, sorted, every name that has values or that the work tree logs."""
         return sorted({*self._tables.loops_by_name(), *(name for name, _ in self.virtual())})
 
     def captured(self) -> dict[str, Origin]:
-        """Return the columns with values that the program did not log with Rearview, and the origin of each."""
+        """Return column -> origin, for columns with values that the program did not log with Rearview."""
         return self._tables.captured()
 
     def empty(self, names: Sequence[str]) -> list[str]:
-        """Return the names among `names` that the work tree logs and that have no value yet."""
+        """Return those of `names` that the work tree logs and that have no value yet."""
         captured = self._tables.captured().items()
         unasked = {name for name, origin in captured if origin in UNASKED}
         logged = self._tables.loops_by_name().keys() - unasked
@@ -249,11 +251,12 @@ class History:
     ) -> Table:
         """Return one row per point with `names` as columns; without names, with a column for every name.
 
-        `order` sorts the rows: "acc desc, epoch"; without it, rows are in the order in which they were logged.
-        Values of replays that were not exact are left out unless `unproved` is True. Values that are merely
-        unproved are included, and the column `unproved` lists their names in each row. With `interpolate`,
-        missing numbers are filled in between two numbers of the same run and loop, and the column `interpolated`
-        lists their names in each row.
+        `where` is an SQL condition for the rows, `limit` the maximum number of rows. `order` sorts the rows ("acc
+        desc, epoch"); without `order`, rows are in the order in which they were logged. Values of replays that were
+        not exact are left out unless `unproved` is True. Values of replays that could be neither proved nor
+        refuted are included; the column `unproved` lists their names in each row. With `interpolate`, missing
+        numbers between two numbers of the same run and loop are interpolated; the column `interpolated` lists
+        their names in each row.
         """
         run_ids = [self.run(which).id for which in runs] if runs else None
         self._tables.refresh()
@@ -275,26 +278,26 @@ class History:
         runs: Sequence[str] | None = None,
         by: str | None = None,
     ) -> Plot:
-        """Return a plot of `names` over their loop, with one line per run; a notebook draws the plot.
+        """Return a plot of `names` over the iterations of their loop, with one line per run; a notebook draws it.
 
-        If `by` is the name of an argument, there is one line per value of this argument, the mean of the runs
-        with this value. `.save("loss.svg")` of the result writes a picture.
+        If `by` is the name of an argument, there is one line per value of this argument: the mean of the runs
+        with this value. The method `save("loss.svg")` of the result writes a picture.
         """
         return plot_of(self, names, where=where, runs=runs, by=by)
 
     def sql(self, query: str, *, unproved: bool = False) -> Table:
         """Return the result of one SQL query over the tables of docs/schema.md.
 
-        With `unproved`, the pivoted views also contain values of replays that were not exact. Arrays, tensors
-        and images are values of their own type; `.arrow()` keeps them as text.
+        With `unproved`, the views with a column per logged name also contain values of replays that were not exact.
+        Arrays, tensors and images are objects that load their content; `.arrow()` of the result has them as text.
         """
         self._tables.refresh()
         return self._tables.sql(query, unproved=unproved, values=True)
 
     def virtual(self) -> list[tuple[str, tuple[str, ...]]]:
-        """Return the constant names that the work tree logs, each with the loops around its log call.
+        """Return (name, loops around the log call) for each name that log calls of the work tree spell out.
 
-        Every table has a column for each of these names, empty at points without a logged or filled value.
+        Every table has a column for each of these names; the column is empty where no value was logged or filled in.
         """
         try:
             edited = self._probing([]).edited
@@ -307,17 +310,18 @@ class History:
         ]
 
     def diff(self, a: str, b: str = WORKTREE) -> str:
-        """Return the changes in the source from run `a` to run `b` or to the work tree."""
+        """Return the changes in the source from run `a` to run `b` or to the work tree, as a unified diff."""
         return self._versions.diff(self._version(a), self._version(b))
 
     def source(self, which: str = WORKTREE) -> dict[str, bytes]:
-        """Return the source files of a run, or of the work tree, by file path."""
+        """Return file path -> content of the source files of a run, or of the work tree."""
         return self._versions.files(self._version(which))
 
     def statement_diff(self, a: str, b: str = WORKTREE) -> list[StatementChange]:
         """Return how each statement changed from run `a` to run `b` or to the work tree.
 
-        Statements are matched as for propagation. File paths in the result are those of `b`.
+        A statement of `a` is matched with one of `b` by the rules of `propagate`. File paths in the result are
+        those of `b`.
         """
         probing = self._probing(self.runs())
         old, new = probing.text(self._version(a)), probing.text(self._version(b))
@@ -334,9 +338,9 @@ class History:
         return written_files(self.run(which), self.project.root, self._runs, self._checkpoints)
 
     def fetch_file(self, which: str, path: str, *, at: str | None = None) -> tuple[bytes, str]:
-        """Return the content of a file that a run wrote, and where the content was found, in words.
+        """Return the content of a file that a run wrote, and a text that says where the content was found.
 
-        With `at` ("epoch=3"), return its content at the checkpoint of that point.
+        With `at` ("epoch=3"), return the content that the file had at the checkpoint at this point.
         """
         run = self.run(which)
         written = [file.path for file in self.files(run.id)]
@@ -346,7 +350,7 @@ class History:
         return written_content(run, path, self.project.root, self._checkpoints, at)
 
     def compare(self, a: str, b: str = "latest") -> Comparison:
-        """Return two runs side by side: arguments, last values, source files, machine and libraries."""
+        """Return the runs `a` and `b` side by side: arguments, last values, source files, machine and libraries."""
         run_a, run_b = self.run(a), self.run(b)
         self._tables.refresh()
         return compare(run_a, run_b, runs=self._runs, versions=self._versions, tables=self._tables)
@@ -360,7 +364,7 @@ class History:
         return version
 
     def show(self, which: str = "latest", *, names: bool = True) -> RunReport:
-        """Return a report on one run; without `names`, its records are not read."""
+        """Return a report on one run; if `names` is False, its records are not read, and the report has no names."""
         run = self.run(which)
         return run_report(run, self._runs, self._checkpoints, self._tables, names=names)
 
@@ -391,10 +395,11 @@ class History:
         to: Sequence[str] | None = None,
         sure: float | None = None,
     ) -> list[Propagated]:
-        """Return where the statements that log `names` belong in each version without these statements.
+        """Return, for each past version that does not log `names`, where the statements that log them belong.
 
         The statements are those of the work tree or, if the work tree does not log the names, of the newest
-        version that does. Places less certain than `sure` are refused; None takes the setting `propagation`.
+        version that does. `to` limits the result to the versions of these runs. Positions less certain than `sure`
+        (from 0 to 1) are refused; None takes the setting `propagation`.
         """
         statements = self._backfiller.statements(self.runs(), sure)
         past = statements.past(names)
@@ -426,11 +431,11 @@ class History:
         renames: Mapping[str, str] | None = None,
         statement: tuple[str, int] | None = None,
     ) -> list[Correction]:
-        """Store the user's choice where the statements that log `names` belong in the version of a run.
+        """Store the user's decision where the statements that log `names` belong in the version of a run.
 
-        The statements go before `line` of `path`, or after the statement on that line. `renames` maps variables of
-        the statement to their names in that version; Rearview finds the names that are not given. `statement`
-        (file and line of the work tree) picks a statement if several log a name.
+        The statements go before `line` of the file `path` or, if `after` is True, after the statement on this line.
+        `renames` maps variables of the statements to their names in this version; Rearview finds the names that
+        are not given. `statement` (file and line in the work tree) picks a statement if several log a name.
         """
         from rearview.source.propagate.versions import HandPlace
 
@@ -443,17 +448,20 @@ class History:
         return statements.probing.carrying(names).correct(run, place, names, statement)
 
     def corrections(self, names: Sequence[str] = ()) -> list[Correction]:
-        """Return the places that `correct` stored, for all statements or only for statements that log `names`."""
+        """Return the positions stored by `correct`: for all statements, or only for statements that log `names`."""
         stored = self._backfiller.corrections.all
         return [correction for correction in stored if not names or correction.concerns(names)]
 
     @property
     def correction_note(self) -> str:
-        """A sentence about stored corrections that are too old to be used, or ''."""
+        """A sentence about corrections in the store that cannot be used, or '' if there are none."""
         return self._backfiller.corrections.note
 
     def undo(self, which: str, names: Sequence[str] = ()) -> list[Correction]:
-        """Delete the places that `correct` stored for the version of a run, and return the deleted places."""
+        """Delete the positions that `correct` stored for the version of a run; return the deleted positions.
+
+        If `names` is given, only positions of statements that log one of these names are deleted.
+        """
         version = self.run(which).version
         removed = [
             correction for correction in self.corrections(names) if correction.version == version
@@ -483,8 +491,9 @@ class History:
     ) -> BackfillReport:
         """Fill the columns `names` of past runs from the probes in the work tree.
 
-        The keyword arguments are those of `plan`. `progress` is called with events while segments run. If `plan`
-        is given, it is the result of the method `plan` for the same question, and is not computed again.
+        The keyword arguments are those of the method `plan`. `progress` is called with events while segments run.
+        The parameter `plan` may pass the result of the method `plan` for the same question, which is then not
+        computed again.
         """
         self.check_trust("A backfill")
         question = _question(names, choices)
@@ -499,7 +508,7 @@ class History:
         workers: int | None = None,
         progress: Progress | None = None,
     ) -> BackfillReport:
-        """Replay a run with its recorded source and any probes of the work tree, and prove the replay."""
+        """Replay a run with its recorded source and any probes of the work tree; compare with what was recorded."""
         self.check_trust("A replay")
         from rearview.backfill.prepare_run import Question
 
@@ -507,20 +516,23 @@ class History:
         return self._backfiller.replay(self.run(which), question, progress)
 
     def check_trust(self, doing: str) -> None:
-        """Raise if the store was not made here and the user does not trust it; `doing` names the refused action."""
+        """Raise if the store was created elsewhere, or is a copy, and the user has not said to trust it.
+
+        `doing` names the refused action in the message: "A backfill".
+        """
         trust.check_trust(self.project.store, self.settings.trust, doing)
 
     def trust(self) -> Path:
-        """Trust the store at its present path; return the file that stores this decision."""
+        """Remember that the user trusts the store at its present path; return the file that says so."""
         return trust.remember(self.project.store)
 
     @property
     def trusted(self) -> bool:
-        """Whether programs from the store may be run."""
+        """Whether the store is trusted, so that programs from it may be run."""
         return trust.is_trusted(self.project.store, self.settings.trust)
 
     def problems(self) -> list[str]:
-        """Return one sentence for each file of records or facts that is damaged."""
+        """Return one sentence for each damaged file of records or facts of runs."""
         return self._tables.problems
 
     def running_backfills(self) -> list[BackfillStatus]:
@@ -528,9 +540,9 @@ class History:
         return running_backfills(self.project)
 
     def set_workers(self, workers: int, *, of: str | None = None) -> BackfillStatus:
-        """Set the number of workers of a running backfill; return this backfill.
+        """Ask a running backfill to work with this number of workers; return the backfill.
 
-        `of` is a part of the id of the backfill, needed if several backfills are running.
+        `of` is a part of the id of the backfill; it is needed if several backfills are running.
         """
         running = [
             backfill for backfill in self.running_backfills() if of is None or of in backfill.id
@@ -548,7 +560,7 @@ class History:
         return running[0]
 
     def machine(self, *, measure: bool = False) -> Machine:
-        """Return the measured speed of this machine; with `measure`, measure again if the last time was long ago."""
+        """Return the measured speeds of this machine; with `measure`, measure again if the last results are old."""
         machines = self._backfiller.machines
         return machines.measure() if measure and machines.due() else machines.this_machine()
 
@@ -558,7 +570,7 @@ class History:
     def resume(
         self, which: str = "latest", preemption: Preemption | None = None, *, source: str = "run"
     ) -> LaunchCommand:
-        """Return the command that continues a stopped run in the run's own folder.
+        """Return the command that continues a stopped run, in the folder in which the run was started.
 
         With `preemption`, the run can be stopped again, and is copied to `preemption.remote`.
         `source` is "run" for the source that the run had, or "worktree" for the work tree, which may
@@ -572,7 +584,7 @@ class History:
         return resumer.command(self.run(which), preemption, from_worktree=source == WORKTREE)
 
     def notebook(self, which: str = "latest") -> bytes:
-        """Return the notebook that a run executed, from the version of the run."""
+        """Return the content of the notebook file that a run executed, from the recorded version."""
         run = self.run(which)
         name = os.path.relpath(os.path.join(run.cwd, run.script), run.recorded_root(run.cwd))  # noqa: PTH118
         return self._versions.files(run.source)[name]
@@ -580,8 +592,9 @@ class History:
     def remove(self, *which: str, dry: bool = False) -> Removal:
         """Remove runs: their records, checkpoints, replays and versions, and the objects that no other run needs.
 
-        Nothing is removed if one of the runs is running, if another run was started from it, or if a backfill may
-        be replaying it. With `dry`, return what would be removed. The next removal completes an interrupted one.
+        Raise, without removing anything, if one of the runs is running, if another run was started from it, or if
+        a backfill is running. With `dry`, remove nothing and return what would be removed. A removal that was
+        interrupted is completed by the next call.
         """
         pending = unfinished(self.project)
         if not dry:
@@ -601,9 +614,8 @@ class History:
             )
         removals = [removal_of(self.project, run, together=run_ids) for run in run_ids]
         if not dry:
-            for run in sorted(
-                run_ids, reverse=True
-            ):  # a run before the run from which it was started
+            # newest first: a run is removed before the run from which it was started
+            for run in sorted(run_ids, reverse=True):
                 remove(self.project, self._versions, run)
         freed = sweep(
             self.project,
@@ -617,13 +629,16 @@ class History:
         return Removal(removed_ids, removals, freed)
 
     def verify(self, *, repair: bool = False) -> VerifyReport:
-        """Check every byte of the store; with `repair`, rebuild what can be rebuilt."""
+        """Check every byte of the store and return the problems; with `repair`, rebuild the files that can be rebuilt."""
         return verify(self.project, repair=repair, versions=self._versions)
 
     def gc(
         self, *, budget: int | None = None, keep: Collection[str] = (), dry: bool = False
     ) -> Freed:
-        """Delete unreferenced objects, and thin out checkpoints until they fit into `budget` bytes."""
+        """Delete unreferenced objects, and thin out checkpoints until they fit into `budget` bytes.
+
+        If `budget` is None, the setting `budget` counts. With `dry`, delete nothing and return what would be deleted.
+        """
         if not dry:
             finish_removals(self.project, self._versions)
         max_bytes = budget if budget is not None else self.settings.budget or None
@@ -647,7 +662,7 @@ def _question(names: Sequence[str] | Question, choices: Choices) -> Question:
 def _of_runs(
     versions: list[Propagated], history: History, which: Sequence[str] | None
 ) -> list[Propagated]:
-    """Return the versions of the runs `which`, or all versions if `which` is None."""
+    """Return those of `versions` that the runs `which` have, or all `versions` if `which` is empty or None."""
     runs = {history.run(run).id for run in which} if which else None
     return [version for version in versions if runs is None or runs & set(version.runs)]
 

@@ -1,4 +1,4 @@
-"""The reports of `History`: on one run, on two runs side by side, and on removed runs."""
+"""Results of methods of `History`: a report on one run, two runs side by side, and removed runs."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ class RunReport:
     costs: dict[str, Any]
     replays: list[Replay]
     exact: str
-    """How far the replays of the run can be trusted, in words."""
+    """A text that says how far the replays of the run can be trusted."""
     verdict: Verdict | None = None
     """The worst verdict of the run's replays, or None if the run was not replayed."""
     environment: Environment | None = None
     """The environment variables that the run read, or None if they were not recorded."""
     environment_differences: list[str] = field(default_factory=list)
-    """A phrase for each variable that differs now and that a replay does not restore."""
+    """A phrase for each environment variable that has another value now and that a replay does not restore."""
     captured: dict[str, str] = field(default_factory=dict)
-    """Names that the run did not log with Rearview, and the origin of their values."""
+    """Name with values that the run did not log with Rearview -> origin of the values."""
 
 
 def run_report(
     run: Run, runs: Runs, checkpoints: Checkpoints, tables: Tables, *, names: bool = True
 ) -> RunReport:
-    """Return a report on one run; without `names`, its records are not read."""
+    """Return a report on `run`; if `names` is False, its records are not read, and the report has no names."""
     if names:
         tables.refresh()
     listed = checkpoints.of(run.id)
@@ -87,7 +87,7 @@ def run_report(
 
 
 def _trust(replays: Sequence[Replay]) -> tuple[Verdict | None, str]:
-    """Return how far the replays of a run can be trusted, as a value and in words.
+    """Return (worst verdict of the replays of a run, text that explains the verdict); the verdict may be None.
 
     Replays whose iterations a later exact replay has repeated do not count.
     """
@@ -113,22 +113,22 @@ def _count(replays: int) -> str:
 
 @dataclass(frozen=True)
 class Removal:
-    """The runs, files and bytes that a removal freed, or would free."""
+    """The runs, files and bytes that a call of `History.remove` removed, or would remove."""
 
     runs: tuple[str, ...]
     """The removed runs, including runs whose removal was interrupted earlier."""
     removed: list[RunRemoval]
     freed: Freed
-    """Objects and packs that no other run needs."""
+    """Objects and packs that were, or would be, deleted because no other run needs them."""
 
     @property
     def nbytes(self) -> int:
-        """All bytes that the removal freed, or would free."""
+        """Total number of bytes that the removal freed, or would free."""
         return self.freed.nbytes + sum(removal.nbytes for removal in self.removed)
 
 
 class Row(NamedTuple):
-    """One fact of two runs; the value is None for a run without this fact."""
+    """One fact `name` of two runs, with its values `a` and `b`; the value is None for a run without this fact."""
 
     name: str
     a: Any
@@ -143,20 +143,20 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two runs side by side."""
+    """Two runs side by side: arguments, last values, environment and source files."""
 
     a: Run
     b: Run
     arguments: list[Row]
     results: list[Row]
-    """The last value of every name that was logged."""
+    """The last value that each run logged under each name."""
     environment: list[Row]
     source: list[Row]
-    """Files whose content differs between the runs, each as the two git hashes."""
+    """Files whose content differs between the runs: path, and the git hash of the file in each run."""
 
 
 def compare(a: Run, b: Run, *, runs: Runs, versions: Versions, tables: Tables) -> Comparison:
-    """Return two runs side by side; a run whose source was not stored has no source files."""
+    """Return the runs `a` and `b` side by side; a run whose source was not stored has no source files."""
     last = tables.last_values([a.id, b.id])
     hashes = [versions.hashes(run.source) if run.source else {} for run in (a, b)]
     return Comparison(

@@ -19,7 +19,7 @@ from rearview.store.stored_media import StoredValue, is_png
 from rearview.store.tables.result_table import Table
 
 MAX_NAME_LENGTH = 180
-"""Characters of a file name, without its extension."""
+"""Maximum number of characters of a file name, without its hash and extension."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=+,-]+")
 
 
@@ -31,13 +31,13 @@ class SavedValue:
     name: str
     point: str
     what: str
-    """The value in a few words."""
+    """Short description of the value: its type, or for an array or image, its kind and size."""
     written: bool
-    """False if a file with the same content existed before."""
+    """True if the file is new, False if a file with the same content existed before."""
 
 
 def load_stored(value: Any) -> Any:
-    """Return a value with all its stored parts (arrays, images, …) loaded."""
+    """Return `value` with every array, image etc. that it contains loaded from the store."""
     if isinstance(value, StoredValue):
         return value.load()
     if isinstance(value, list):
@@ -48,9 +48,9 @@ def load_stored(value: Any) -> Any:
 
 
 def save_values(table: Table, folder: Path, *, every: bool) -> list[SavedValue]:
-    """Write each value of a table to a separate file; with `every`, numbers and texts too.
+    """Write each array, image etc. of a table to a file in `folder`; with `every`, numbers and texts too.
 
-    An existing file with other content is never overwritten: that raises a UsageError.
+    If a file exists with other content, it is not overwritten, and a UsageError is raised.
     """
     loops, names = _columns(table)
     saved: list[SavedValue] = []
@@ -80,9 +80,10 @@ def save_values(table: Table, folder: Path, *, every: bool) -> list[SavedValue]:
 
 
 def safe_name(*parts: str) -> str:
-    """Return a file name made of all parts, in which no character can lead to another folder.
+    """Return a file name made of all `parts`; it contains no character that could lead to another folder.
 
-    Characters that are unsafe in file names become `_`, and then a short hash keeps different names different.
+    Characters that are unsafe in file names become `_`. A name that was changed gets a short hash at its end, so
+    that different parts give different names.
 
     >>> safe_name("run1", "epoch=3", "loss")
     'run1_epoch=3_loss'
@@ -99,7 +100,7 @@ def safe_name(*parts: str) -> str:
 
 
 def _columns(table: Table) -> tuple[list[str], list[str]]:
-    """Return the columns of loops, and the columns of logged values."""
+    """Return (columns of loops, columns of logged values) of the table."""
     names = [column for column in table.columns if table.kinds.get(column)]
     not_loops = {"run", table.mark, *names}
     return [column for column in table.columns if column not in not_loops], names
@@ -114,7 +115,7 @@ def _has_stored(value: Any) -> bool:
 
 
 def _files(value: Any, stem: str) -> Iterator[tuple[str, bytes]]:
-    """Yield extension and content of each file for a value: several files if it contains arrays."""
+    """Yield (extension, content) of each file for a value: a list or mapping gets one more file per array in it."""
     if isinstance(value, StoredValue):
         yield _file(value)
     elif isinstance(value, str):
@@ -145,7 +146,11 @@ def _file(value: StoredValue) -> tuple[str, bytes]:
 
 
 def _as_json(value: Any, stem: str, path: str, inner: list[tuple[str, bytes]]) -> Any:
-    """Return JSON data in which each array is replaced by a file name; the files are added to `inner`."""
+    """Return `value` as JSON data in which each array or image is replaced by the name of its file.
+
+    (extension, content) of each of these files is added to `inner`. `path` is the path to `value` inside the
+    logged value.
+    """
     if isinstance(value, StoredValue):
         ending, data = _file(value)
         ending = f".{safe_name(path.strip('.'))}{ending}"
@@ -159,7 +164,10 @@ def _as_json(value: Any, stem: str, path: str, inner: list[tuple[str, bytes]]) -
 
 
 def _write(path: Path, data: bytes) -> tuple[Path, bool]:
-    """Create a file and return (path, True); if it exists with the same content, (path, False)."""
+    """Create a file and return (path, True); if it exists with the same content, return (path, False).
+
+    Raise if it exists with other content.
+    """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
     try:
         fd = os.open(path, flags, 0o666)
@@ -181,7 +189,10 @@ def _write(path: Path, data: bytes) -> tuple[Path, bool]:
 
 
 def single_value(table: Table, run: str, name: str, point_values: Mapping[str, Any]) -> Any:
-    """Return the only value of `name` in a table of one run at a point; raise if there is not exactly one."""
+    """Return the only value of `name` in `table` at the point `point_values` (loop -> value).
+
+    `table` has the rows of the run `run`. Raise if there is not exactly one value.
+    """
     unknown = [loop for loop in point_values if loop not in table.columns]
     if unknown:
         raise UsageError(
@@ -210,5 +221,5 @@ def single_value(table: Table, run: str, name: str, point_values: Mapping[str, A
 
 
 def _equal(value: Any, requested: Any) -> bool:
-    """Return True if a loop has the requested value; a number may be requested as text."""
+    """Return True if a loop's `value` equals `requested`, or is a text that equals `requested` written as text."""
     return bool(value == requested) or (isinstance(value, str) and value == str(requested))

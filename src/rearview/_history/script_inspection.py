@@ -1,4 +1,7 @@
-"""Inspect a script or notebook on disk: read its text and the project files that it imports, and find loops and logged names."""
+"""Inspect a script or notebook on disk without running it: find the loops and logged names in its source.
+
+The project files that the script imports are inspected too.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,13 @@ from rearview.source.text import decode, try_parse
 from rearview.store.project import root_of
 
 MAX_FILES = 500
-"""Most files that are read."""
+"""Maximum number of files that are read for one script."""
 
 
 def inspect_script(script: Path, root: Path | None = None) -> Inspection:
-    """Return what `source.inspection` finds in a script or notebook and the project files that it imports.
+    """Return the loops, logged names etc. in a script or notebook and in the project files that it imports.
 
-    The project is that of `rearview run`, unless `root` gives another folder.
+    `root` is the folder of the project; the default is the one that `rearview run` would take.
     """
     _check_is_file(script)
     root = (root or root_of(script)).resolve()
@@ -37,7 +40,7 @@ def inspect_script(script: Path, root: Path | None = None) -> Inspection:
 
 
 def script_of_module(module: str, folder: Path) -> Path:
-    """Return the file that `python -m module` would run from a folder."""
+    """Return the file in `folder` that `python -m module` would run from there; raise if there is none."""
     target = folder.joinpath(*module.split("."))
     for file in (target / "__main__.py", target.with_name(f"{target.name}.py")):
         if file.is_file():
@@ -79,7 +82,7 @@ def _inspect_notebook(script: Path, name: str, root: Path, folders: tuple[Path, 
 
 
 def _read(script: Path, root: Path, folders: tuple[Path, ...], files: dict[str, str]) -> None:
-    """Add a file of the project, and the project files that it imports, to `files`."""
+    """Add `script` and the project files that it imports, directly or not, to `files` (path below `root` -> text)."""
     remaining = [script]
     while remaining and len(files) < MAX_FILES:
         file = remaining.pop()
@@ -97,7 +100,7 @@ def _below(file: Path, root: Path) -> bool:
 
 
 def _imported(text: str, file: Path, folders: tuple[Path, ...]) -> Iterator[Path]:
-    """Yield the files that a module imports from `folders` or from its own folder."""
+    """Yield the files in `folders` that the source `text` of `file` imports; for relative imports, near `file`."""
     parsed = try_parse(text)
     if isinstance(parsed, str):
         return
@@ -114,7 +117,7 @@ def _imported(text: str, file: Path, folders: tuple[Path, ...]) -> Iterator[Path
             continue
         for parts in (name.split(".") for name in names if name):
             for base in bases:
-                for depth in range(1, len(parts) + 1):  # a package is imported before its modules
+                for depth in range(1, len(parts) + 1):  # import a.b.c runs a, a.b and a.b.c
                     target = base.joinpath(*parts[:depth])
                     candidates = (target.with_name(f"{target.name}.py"), target / "__init__.py")
                     yield from (candidate for candidate in candidates if candidate.is_file())

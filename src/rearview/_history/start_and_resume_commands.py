@@ -1,8 +1,8 @@
 """Prepare the command that starts a run in the current folder, or that resumes a stopped run.
 
 `start_run` returns the command that starts and records a run. `RunResumer` returns the command that resumes a run
-from its last checkpoint, with the source of the run or of the work tree. The callers, such as the command line, run
-these commands. `rearview run` imports this module and little else, so this module must not import the rest of
+from its last checkpoint, with the source of the run or of the work tree. The caller, such as the command line, runs
+the command. `rearview run` imports this module and little else, so this module must not import the rest of
 `_history`.
 """
 
@@ -43,15 +43,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """How a run may be stopped and resumed."""
+    """How a run may be stopped and resumed: by which signals, how often, and to which remote it is copied."""
 
     signals: tuple[int, ...] = (signal.SIGTERM, signal.SIGUSR1)
     remote: str | None = None
     retries: int = 1000
     exit_every: float | None = None
-    """Seconds after which the run saves and exits; None for no limit."""
+    """Seconds after its start at which the run saves and exits; None for no limit."""
     waits: bool = False
-    """Whether the run may have to wait for its start; its id is then reserved at once."""
+    """Whether the run may have to wait before it starts; the id of the run is then reserved before the wait."""
 
 
 def start_run(
@@ -66,8 +66,9 @@ def start_run(
 ) -> LaunchCommand:
     """Return the command that records a script or module, started from the current folder.
 
-    With `cells`, the script is divided into cells, and each point names its cell. With `preemption`, the command
-    resumes the last run of this program with these arguments if that run was stopped.
+    `given` has the values of arguments by name, `settings` replaces settings of the project. With `cells`, the script
+    is divided into cells, and each point names its cell. With `preemption`, the command resumes the last run of this
+    program with these arguments if that run was stopped.
     """
     folder = Path.cwd()
     root = Path(os.environ["REARVIEW_ROOT"]) if "REARVIEW_ROOT" in os.environ else folder
@@ -75,7 +76,8 @@ def start_run(
         root = _root_of_script(target, folder)
     notebook = not module and is_notebook(target)
     if notebook:
-        folder, target = Path(target).resolve().parent, Path(target).name  # as Jupyter does
+        # like Jupyter, run the notebook in its own folder
+        folder, target = Path(target).resolve().parent, Path(target).name
     control = Control(
         root=str(root.resolve()),
         target=target,
@@ -93,14 +95,16 @@ def start_run(
 
 
 def _start_notebook(control: Control, folder: Path) -> LaunchCommand:
-    """Return the command of a notebook's kernel; reserve the run's id, because outputs go to the run folder."""
+    """Return the command that starts a kernel for the notebook `control.target`.
+
+    The id of the run is reserved first, because the outputs of the notebook go to the folder of the run.
+    """
     try:
         runs = Runs(Project.create(Path(control.root)))
         control = msgspec.structs.replace(control, run=runs.reserve())
     except (StoreError, OSError):
-        return program_command(
-            control, os.environ, folder
-        )  # the launcher warns that nothing is recorded
+        # the started program warns that nothing is recorded
+        return program_command(control, os.environ, folder)
     command = program_command(control, os.environ, folder)
     return replace(command, run_folder=runs.folder(str(control.run)))
 
@@ -127,9 +131,8 @@ def _start_or_resume(control: Control, preemption: Preemption, folder: Path) -> 
     try:
         project = Project.create(Path(control.root))
     except StoreError:
-        return program_command(
-            control, os.environ, folder
-        )  # the launcher warns that nothing is recorded
+        # the started program warns that nothing is recorded
+        return program_command(control, os.environ, folder)
     control = msgspec.structs.replace(
         control,
         signals=preemption.signals,
@@ -158,7 +161,7 @@ def _start_or_resume(control: Control, preemption: Preemption, folder: Path) -> 
             "output; raise --retries to let it try again.",
             slug="too-many-attempts",
         )
-    if run.id != pulled:  # a remote that the user names is trusted
+    if run.id != pulled:  # a run pulled from a remote that the user has named is trusted
         check_trust(project.store, Settings.read(project.store).trust, "Resuming a run")
     control = msgspec.structs.replace(control, resume=run.id)
     run_folder = runs.folder(run.id)
@@ -170,7 +173,7 @@ def _start_or_resume(control: Control, preemption: Preemption, folder: Path) -> 
 
 
 def stopped_run(runs: Sequence[Run], control: Control) -> Run | None:
-    """Return the newest run of the command of `control`, or None if that run was not stopped before its end."""
+    """Return the newest run with the command of `control` if it was stopped before its end, else None."""
     words = tuple(redact_words(control.args))
     for run in reversed(runs):
         same_target = run.facts.target == control.target and run.argv == words
@@ -180,7 +183,7 @@ def stopped_run(runs: Sequence[Run], control: Control) -> Run | None:
 
 
 def _reserved_id(project: Project, control: Control) -> str:
-    """Return the id that was reserved for this command if its run has not started yet, or else reserve a new id."""
+    """Return the id reserved earlier for the command of `control` if that run has not started; else reserve an id."""
     from rearview.store.maintenance.sync import command_key
 
     key = command_key(f"{int(control.module)}{control.target}", control.args)
@@ -199,9 +202,9 @@ def _reserved_id(project: Project, control: Control) -> str:
 def similar_run(
     target: str, args: Sequence[str], *, module: bool = False
 ) -> tuple[Run, Path] | None:
-    """Return the newest finished run of a program, and its run folder; None if there is no such run.
+    """Return the newest finished run of the program `target`, and the folder of the run; None if there is none.
 
-    If there are runs with the same arguments, only these count.
+    If there are finished runs with the arguments `args`, the newest of these is returned.
     """
     root = Path(os.environ.get("REARVIEW_ROOT") or Path.cwd()) if module else root_of(Path(target))
     project = Project.find(root)
@@ -221,7 +224,7 @@ def similar_run(
 
 
 def edited_source(versions: Versions, run: Run) -> dict[str, bytes]:
-    """Return the Python files and notebooks of the work tree that differ from the source of a run."""
+    """Return path -> content of the Python files and notebooks of the work tree that differ from the run's source."""
     if not run.source:
         return {}
     old, new = versions.files(run.source), versions.files(versions.save(WORKTREE))
@@ -233,12 +236,10 @@ def edited_source(versions: Versions, run: Run) -> dict[str, bytes]:
 
 
 def source_note(versions: Versions, run: Run) -> tuple[str, ...]:
-    """Return a sentence if the work tree differs from the source of a resumed run, else nothing."""
+    """Return one sentence if the work tree differs from the source of the run to resume, else ()."""
     try:
         edited = sorted(edited_source(versions, run))
-    except (
-        RearviewError
-    ):  # the work tree cannot be saved, which need not stop the run from resuming
+    except RearviewError:  # the work tree cannot be saved: resume the run without this note
         return ()
     if not edited:
         return ()
@@ -248,15 +249,15 @@ def source_note(versions: Versions, run: Run) -> tuple[str, ...]:
 
 
 def environment_note(folder: Path) -> tuple[str, ...]:
-    """Return a sentence if environment variables differ for a run that is resumed here, else nothing."""
+    """Return one sentence if environment variables differ from those of the run in `folder`, else ()."""
     differing = environment_differences(folder, os.environ, resumes=True)
     return (f"environment variables differ: {'; '.join(differing)}",) if differing else ()
 
 
 def fetch_run(remote: str, which: str = "latest") -> tuple[Run, tuple[str, ...]]:
-    """Copy a run from a remote into the project around the current folder.
+    """Copy the run `which` from a remote into the project that contains the current folder.
 
-    Return the run, and the names of its source files that the project did not have and that are now written.
+    Return the run, and the paths of its source files that were missing in the project and are now written.
     """
     from rearview.remote.open import open_remote
     from rearview.store.maintenance.sync import pending_runs, pull
@@ -286,7 +287,7 @@ def _project_root() -> Path:
 
 
 def _write_missing_source(project: Project, run: Run) -> tuple[str, ...]:
-    """Write the source files of a run that are not in the project's folder; return their names."""
+    """Write the source files of a run that are missing in the project's folder; return their paths."""
     if not run.version:
         return ()
     written = []
@@ -302,7 +303,7 @@ def _write_missing_source(project: Project, run: Run) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class RunResumer:
-    """Makes the commands that resume the runs of one project."""
+    """Makes the commands that resume the stopped runs of one project."""
 
     project: Project
     settings: Settings
@@ -313,7 +314,10 @@ class RunResumer:
     def command(
         self, run: Run, preemption: Preemption | None, *, from_worktree: bool
     ) -> LaunchCommand:
-        """Return the command that continues `run`; see `History.resume`."""
+        """Return the command that continues `run`, with the source of the work tree if `from_worktree`.
+
+        See `History.resume`.
+        """
         self._check_resumable(run)
         control = Control(
             root=str(self.project.root),
@@ -363,7 +367,7 @@ class RunResumer:
             )
 
     def _version_with_edits(self, run: Run) -> str | None:
-        """Return a version with the edits of the work tree, or None if there are none.
+        """Return a version of the run's source with the edits of the work tree, or None if there are no edits.
 
         Raise if an edit changes code that has run before the last checkpoint.
         """

@@ -1,6 +1,6 @@
-"""Plots of logged values as lines over a loop, drawn as text (braille dots) or SVG.
+"""Plots of logged values as lines over the iterations of a loop, drawn as text (braille dots), SVG or PNG.
 
-`rearview plot` and `History.plot` use this.
+`rearview plot` and `History.plot` use this module.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from rearview.model.wording import plural, printable
 
 COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#e377c2")
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
-"""Bits of a braille character, by column and row."""
+"""Bit of each dot in the code of a braille character: `_DOTS[column][row]`."""
 _WIDE, _HIGH, _LEFT, _TOP, _BELOW = 800, 400, 80, 30, 50
-"""Sizes of an SVG in pixels: width and height of the area of the lines, and its margins."""
+"""Sizes of an SVG in pixels: width and height of the area of the lines, and its left, top and lower margin."""
 
 
 class ChartLine(NamedTuple):
-    """One line to draw: its label, and its points in the order of x."""
+    """One line to draw: its label, and its points (x, y) sorted by x."""
 
     label: str
     points: list[tuple[float, float]]
 
 
 class Frame(NamedTuple):
-    """The least and greatest x and y of all lines."""
+    """The rectangle that a plot shows: its least and greatest x, its least and greatest y."""
 
     x0: float
     x1: float
@@ -38,12 +38,12 @@ class Frame(NamedTuple):
     y1: float
 
     def at(self, x: float, y: float) -> tuple[float, float]:
-        """Return the position of a point in the frame, from 0 to 1 in each direction; y grows downwards."""
+        """Return (across, down) of the point (x, y): its position in the frame, each from 0 (left, top) to 1."""
         return _fraction(x, self.x0, self.x1), 1 - _fraction(y, self.y0, self.y1)
 
 
 def frame_of(lines: Sequence[ChartLine]) -> Frame | None:
-    """Return the frame around all finite points, or None if no point is finite."""
+    """Return the smallest frame around all points with finite x and y, or None if there is no such point."""
     finite = [point for line in lines for point in line.points if all(map(math.isfinite, point))]
     if not finite:
         return None
@@ -52,7 +52,7 @@ def frame_of(lines: Sequence[ChartLine]) -> Frame | None:
 
 
 def _widened(low: float, high: float) -> tuple[float, float]:
-    """Return (low, high), or a wider interval around the value if both are equal."""
+    """Return (low, high), or an interval around `low` if `low` equals `high`."""
     if high > low:
         return low, high
     reach = abs(low) / 2 or 1.0
@@ -62,14 +62,16 @@ def _widened(low: float, high: float) -> tuple[float, float]:
 
 
 def _fraction(value: float, low: float, high: float) -> float:
-    """Return the position of a value between `low` and `high`, from 0 to 1, even if `high - low` overflows."""
+    """Return the position of `value` between `low` (0) and `high` (1), even if `high - low` overflows."""
     if math.isfinite(high - low):
         return (value - low) / (high - low)
     return (value / 2 - low / 2) / (high / 2 - low / 2)
 
 
 def braille(lines: Sequence[ChartLine], width: int, height: int) -> list[list[tuple[str, int]]]:
-    """Return rows of cells; each cell is a braille character and the number of its line, or -1 without a line.
+    """Return a plot of the lines as `height` rows of `width` pairs (braille character, number of its line).
+
+    A pair without a line is (" ", -1).
 
     >>> rows = braille([ChartLine("a", [(0, 0), (1, 1)])], 2, 1)
     >>> "".join(char for char, _ in rows[0])
@@ -86,7 +88,10 @@ def braille(lines: Sequence[ChartLine], width: int, height: int) -> list[list[tu
 
 
 def _dots(line: ChartLine, frame: Frame, right: int, bottom: int) -> set[tuple[int, int]]:
-    """Return the dots of a line, which is interrupted at values that are not finite."""
+    """Return the (column, row) of each braille dot on a line; the line is interrupted at values that are not finite.
+
+    `right` and `bottom` are the last column and row.
+    """
     out: set[tuple[int, int]] = set()
     previous_dot: tuple[int, int] | None = None
     for x, y in line.points:
@@ -109,7 +114,7 @@ def _dots(line: ChartLine, frame: Frame, right: int, bottom: int) -> set[tuple[i
 
 
 def svg(lines: Sequence[ChartLine], title: str, x_label: str) -> str:
-    """Return a picture of the lines with axes and a legend."""
+    """Return a picture of the lines with axes and a legend, as the text of an SVG file."""
     frame = frame_of(lines) or Frame(0, 1, 0, 1)
     high = _TOP + _HIGH + _BELOW + 20 * len(lines)
     wide = _LEFT + _WIDE + 30
@@ -157,7 +162,7 @@ def svg(lines: Sequence[ChartLine], title: str, x_label: str) -> str:
 
 
 def _unbroken_parts(line: ChartLine) -> list[list[tuple[float, float]]]:
-    """Return the parts of a line between values that are not finite."""
+    """Return the points of a line, as one list per part of the line between values that are not finite."""
     out: list[list[tuple[float, float]]] = [[]]
     for point in line.points:
         if all(map(math.isfinite, point)):
@@ -178,17 +183,17 @@ class PlottableHistory(Protocol):
         """Return all runs."""
 
     def table(self, *names: str, where: str | None, runs: Sequence[str] | None) -> Any:
-        """Return one row per point."""
+        """Return a table of `names` with one row per point."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """Lines over a loop; a notebook shows them as a picture."""
+    """Logged values of `names` as lines to draw; a notebook shows a Plot as a picture."""
 
     names: tuple[str, ...]
     lines: tuple[ChartLine, ...]
     across: str
-    """The label of the x axis: the loop, or "values logged"."""
+    """The label of the x axis: the name of the loop, or "values logged" if the values are in no or several loops."""
 
     def __repr__(self) -> str:
         points = sum(len(line.points) for line in self.lines)
@@ -202,7 +207,7 @@ class Plot:
         return svg(self.lines, ", ".join(self.names), self.across)
 
     def save(self, file: Path | str) -> Path:
-        """Write the picture to a file that ends in .svg, or in .png if matplotlib is installed."""
+        """Write the picture to `file` and return its path. The name ends in .svg, or in .png (needs matplotlib)."""
         file = Path(file)
         if file.suffix.lower() not in {".svg", ".png"}:
             raise UsageError(
@@ -250,7 +255,10 @@ def plot_of(
     runs: Sequence[str] | None = None,
     by: str | None = None,
 ) -> Plot:
-    """Return a plot of `names`, with a line per run, or with the mean of runs per value of the argument `by`."""
+    """Return a plot of `names` with one line per run.
+
+    If `by` is the name of an argument, there is one line per value of the argument: the mean of its runs.
+    """
     all_runs = history.runs()
     label_of_run = {run.id: run.name or run.id for run in all_runs}
     if by is not None:
@@ -294,7 +302,7 @@ def plot_of(
 
 
 def _means(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the mean of the values at each x.
+    """Return (x, mean of the values at x) for each different x in `points`.
 
     >>> _means([(0.0, 1.0), (1.0, 5.0), (0.0, 3.0)])
     [(0.0, 2.0), (1.0, 5.0)]

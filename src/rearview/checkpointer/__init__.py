@@ -1,7 +1,8 @@
-"""Long jobs on batch systems: the class `Checkpointer`, its saves, signals and job files.
+"""Long jobs on batch systems: the class `Checkpointer`, its saves, the stop signals, and submit files.
 
 The package also provides the names and import paths of the published `checkpointer` package, for programs
-that use it. The class is loaded on first use: a recorded program must not find `multiprocessing` imported.
+that use it. The class is imported on first use: it imports `multiprocessing`, which recorded programs must
+not find in `sys.modules` unless they import it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ __all__ = ["Checkpointer"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load the class on first use."""
+    """Import and return the class `Checkpointer` on first use; raise AttributeError for any other name."""
     if name == "Checkpointer":
         from rearview.checkpointer.checkpointer import Checkpointer
 

@@ -1,4 +1,4 @@
-"""The class Checkpointer: save with your own functions, at any interval, and resume after any interruption."""
+"""The class Checkpointer: save a value with the user's functions, at any interval, and resume from the save."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ TRAPPED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 """Signals that a Checkpointer handles by default."""
 
 _STEPPING: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
-"""Open checkpointers of this process whose `step` was called."""
+"""The instances of `Checkpointer` in this process whose `step` was called and which are not closed."""
 
 
 class Checkpointer:
-    """Saves a value with your function, and restores it after any interruption.
+    """Saves a value with a function of the user, and restores the value after an interruption of the program.
 
     ::
 
@@ -143,9 +143,9 @@ class Checkpointer:
         self._sender = BackgroundTasks(f"transfer {self.local_checkpoint_file.name}")
         """Transfers saves in a second thread, so that a slow transfer does not delay the next save."""
         self.final_save_made = False
-        """Whether the save before the exit, which a signal asked for, is done."""
+        """Whether the last save, made after a stop signal and before the exit, has begun or is done."""
         self.thread = threading.current_thread()
-        """The thread that called `step` last."""
+        """The thread that called `step` last; before the first call, the thread that made this Checkpointer."""
         if signals is None:
             # multiprocessing stops its workers by SIGTERM; a worker that handled SIGTERM would hang
             signals = TRAPPED if multiprocessing.parent_process() is None else ()
@@ -158,15 +158,15 @@ class Checkpointer:
         """Save `value` if a save is due; save and exit if a signal asked the program to stop.
 
         Call this when `value` is complete. `metric` ranks the save for `keep_best`. If the first argument is
-        a number and the second is not, the call is `step(i, model)` of the published package: it saves `model`
-        under step number `i`.
+        an integer and the second is not a number, the arguments are those of `step(i, model)` of the published
+        package: `model` is saved under step number `i`.
         """
         value, metric, self._index = _published_order(value, metric)
         self.checkpoint_value = value
         self.thread = threading.current_thread()
         _STEPPING.add(self)
         now = self._clock()
-        if now >= self._rearm_at:  # not at every step: some steps take only microseconds
+        if now >= self._rearm_at:  # at most every 0.05 s, because a step may take only microseconds
             self.signals.rearm()
             self._rearm_at = now + 0.05
         if self._pause_when is not None and self._pause_when():
@@ -192,7 +192,7 @@ class Checkpointer:
         self.step_counter += 1
 
     def checkpoint(self, value: Any = None, metric: Any = None) -> None:
-        """Save `value` and transfer the save before returning; without a value, save the last value of `step`.
+        """Save `value`, transfer the save, then return. If `value` is None, save the last value passed to `step`.
 
         `checkpoint(i, model)` saves `model` under step number `i`, like `step(i, model)`.
         """
@@ -217,15 +217,16 @@ class Checkpointer:
     def restore(self, default: Any = None) -> Any:
         """Return the result of `restore_function` for the newest intact save, or `default`.
 
-        The newest is the save made last, here or at the remote. A damaged save is reported, and
-        the save before it is used. It is an error if saves exist and none is intact, or if the
-        remote cannot be reached: a long run must not silently start from the beginning.
+        Local saves and saves at the remote are compared; the one made last is the newest. For a damaged
+        save there is a warning, and the save before it is used. Return `default` if no save exists. Raise if
+        saves exist and all are damaged, or if the remote cannot be reached: a long run must not silently
+        start from the beginning.
         """
         path = self.get_checkpoint()
         return default if path is None else self.restore_function(path)
 
     def get_checkpoint(self) -> Path | None:
-        """Return a path to the newest intact save, or None if there is no save.
+        """Return a path to the newest intact save, or None if there is no save; raise if all saves are damaged.
 
         The save is fetched from the remote if needed. `local_checkpoint_file` becomes a link to the save.
         """
@@ -238,25 +239,25 @@ class Checkpointer:
         self._archive.push_newest()
 
     def transfer_checkpoint_files(self) -> None:
-        """Call `transfer_checkpoint` (the published name)."""
+        """Call `transfer_checkpoint`; the published package has this method under this name."""
         self.transfer_checkpoint()
 
     @property
     def checkpoint_exists(self) -> bool:
-        """Whether there is a save to restore, local or at the remote."""
+        """Whether a save exists in the local folder or at the remote; it may be damaged."""
         return self._archive.exists
 
     def clean_up_local_checkpoint_files(self) -> None:
-        """Remove all local saves, but only if the remote is known to hold the newest local save."""
+        """Remove all local saves if this process has sent the newest to the remote or fetched it; else keep all."""
         self._archive.clean_up()
 
     def wait(self) -> None:
-        """Wait until all saves so far are written and transferred; a failure warns or raises as in `step`."""
+        """Wait until all saves so far are written and transferred; after a failure, warn or raise as `step` does."""
         self._finish_tasks()
         self._check_tasks()
 
     def close(self) -> None:
-        """Finish saves and transfers, and restore the signal handlers."""
+        """Wait for the running saves and transfers, and restore the signal handlers of the program."""
         self._wait_for_tasks()
         self.signals.stop()
         _STEPPING.discard(self)
@@ -305,7 +306,7 @@ class Checkpointer:
             self._handle_failure(exc)
 
     def _handle_failed_transfer(self, exc: RemoteError) -> None:
-        """Warn and continue if an earlier transfer succeeded; raise if no transfer ever did.
+        """Warn and continue if a transfer has succeeded in this process; else raise `exc`.
 
         A run must not train for days if its saves can never reach their target.
         """
@@ -319,7 +320,7 @@ class Checkpointer:
         )
 
     def _handle_failure(self, exc: Exception) -> None:
-        """Warn and continue if there is an earlier save and this is not the third failure in a row.
+        """Warn and continue if an earlier save exists and fewer than `FAILURES` saves in a row failed; else raise.
 
         A disk that is full for an hour should not end a training of days.
         """
@@ -337,7 +338,7 @@ class Checkpointer:
         )
 
     def _wait_for_tasks(self) -> None:
-        self._writer.wait()  # before the sender, which gets its tasks from the writer
+        self._writer.wait()  # before `_sender`, because tasks of `_writer` submit tasks to `_sender`
         self._sender.wait()
 
     def _finish_tasks(self) -> None:
@@ -368,7 +369,8 @@ class Checkpointer:
                 and not checkpointer.final_save_made
                 and checkpointer.thread.is_alive()
             ]
-            if other_checkpointers:  # each saves at its next step, when its value is complete
+            # each of these saves in its next call of `step`, with a complete value
+            if other_checkpointers:
                 for checkpointer in other_checkpointers:
                     checkpointer.signals.request(number)
                 return
@@ -404,7 +406,10 @@ class Checkpointer:
         return self.checkpoint_exit_code
 
     def _exit_at_deadline(self, number: signal.Signals) -> None:
-        """Send the newest save and exit the process; the thread of `signals` calls this at the deadline."""
+        """Send the newest save to the remote and exit the process; in a notebook, do nothing.
+
+        A thread of `self.signals` calls this at the deadline after stop signal `number`.
+        """
         if in_notebook():
             return
         try:
@@ -418,6 +423,8 @@ class Checkpointer:
 
 def _published_order(value: Any, metric: Any) -> tuple[Any, float | None, int | None]:
     """Return (value, metric, step number) for the arguments of `step(value, metric)` or `step(i, value)`.
+
+    The metric and the step number are None if the call does not give them.
 
     >>> _published_order({"w": 1}, 0.5), _published_order(7, {"w": 1}), _published_order(7, None)
     (({'w': 1}, 0.5, None), ({'w': 1}, None, 7), (7, None, None))

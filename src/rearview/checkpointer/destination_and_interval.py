@@ -1,7 +1,7 @@
 """Parse the options of a Checkpointer: where saves go, and how often to save.
 
-`destination` returns the mirror for the parameters of the published package. `interval` parses how often to save:
-by a number of steps or seconds, or by the share of the computing time that saving may take.
+`destination` opens the mirror that the parameters of the published package name. `interval` parses how often to
+save: every so many steps or seconds, or as often as a share of the computing time allows.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ MODES = (None, "None", "shared", "xrootd", "htcondor", "manual")
 class Destination:
     """Where the saves of a Checkpointer go in addition to the local folder.
 
-    They go to `mirror`, or HTCondor transfers them for the job `condor`; if both are None, they stay local.
+    If `mirror` is set, saves are sent to the mirror. If `condor` is set, HTCondor transfers the saves of this job.
+    If both are None, saves stay in the local folder.
     """
 
     mirror: Mirror | None = None
     foreign_key: str | None = None
-    """Key under which the published package stores its only file."""
+    """Key at the remote under which the published package stores its checkpoint file, or None if there is none."""
     condor: JobAd | None = None
 
 
@@ -49,10 +50,11 @@ def destination(
     kwargs: Mapping[str, Any] | None,
     options: Mapping[str, Any],
 ) -> Destination:
-    """Return where the saves of a Checkpointer with these parameters go.
+    """Return where the saves in `folder` are sent, by the parameters `checkpoint_transfer_…` of a Checkpointer.
 
-    For a target `t`, saves go to `t.saves/…`. If the target is a folder (an existing folder, or a text that
-    ends in a slash), they go into it, to `FILE.saves/…` with the name of the checkpoint file.
+    If `target` is the path or URL of a file `t`, saves go to `t.saves/…`. If it is a folder (an existing folder,
+    or a text that ends in a slash), saves go to `FILE.saves/…` in that folder; `FILE` is the name of the
+    checkpoint file.
     """
     if mode not in MODES:
         raise UsageError(
@@ -85,7 +87,7 @@ def destination(
 
 
 def _split(text: str, file: str) -> tuple[str, str]:
-    """Return the folder to open and the name to use in it.
+    """Split the target `text` into (folder or URL to open, file name); if `text` is a folder, the name is `file`.
 
     >>> _split("s3://bucket/runs/", "model.pt"), _split("/data/run.pt", "model.pt")
     (('s3://bucket/runs', 'model.pt'), ('/data', 'run.pt'))
@@ -97,7 +99,7 @@ def _split(text: str, file: str) -> tuple[str, str]:
         text = os.path.abspath(text)  # noqa: PTH100  resolve() would follow a link
     base, _, name = text.rpartition("/")
     if base.endswith(":/") or (not plain and base.count("/") < 3 and base.endswith("/")):
-        return text, file  # s3://bucket
+        return text, file  # a URL without a path, such as s3://bucket
     return base or "/", name
 
 
@@ -133,22 +135,22 @@ def _job(folder: SaveFolder) -> JobAd:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Steps and seconds of this process so far; an `Interval` decides from these whether a save is due."""
+    """Steps and seconds of a Checkpointer so far, from which an `Interval` decides whether a save is due."""
 
     steps: int
     """Number of steps before the current step."""
     since: float
-    """Seconds since the last save, or since the first step if there was none."""
+    """Seconds since the last save, or since the Checkpointer was made if there was no save."""
     computing: float
-    """Seconds spent on everything except saving."""
+    """Seconds since the Checkpointer was made, without the time spent on saving."""
     saving: float = 0.0
-    """Seconds spent on saving."""
+    """Seconds spent on saving since the Checkpointer was made."""
     cost: float = 0.0
-    """Seconds that the next save is expected to take."""
+    """Seconds that the next save is expected to take: those of the last save, or 0 if there was no save."""
 
 
 class Stopwatch:
-    """Measures the times of a `Pace`."""
+    """Measures how long a Checkpointer has computed and saved; `pace` returns the results."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -157,7 +159,7 @@ class Stopwatch:
 
     @property
     def age(self) -> float:
-        """Seconds since the start."""
+        """Seconds since this stopwatch was made."""
         return self._clock() - self._started
 
     @contextmanager
@@ -172,22 +174,22 @@ class Stopwatch:
             self._saving += self._cost
 
     def pace(self, steps: int) -> Pace:
-        """Return the seconds up to now, and `steps`."""
+        """Return the `Pace` at this moment: the measured seconds, and `steps` as the number of steps."""
         now = self._clock()
         computing = now - self._started - self._saving
         return Pace(steps, now - self._last_saved, computing, self._saving, self._cost)
 
 
 class Interval(Protocol):
-    """Decides whether a save is due."""
+    """Decides at each step whether a save is due."""
 
     def due(self, pace: Pace) -> bool:
-        """Return True if it is time to save."""
+        """Return True if a save is due at the current step, according to the counts and times in `pace`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Interval of `every` steps, of which the first step saves; if `every` is 0, no step saves.
+    """Interval that saves at step 0 and then at each step whose number is a multiple of `every`; never if 0.
 
     >>> [Steps(3).due(Pace(steps, 0.0, 0.0)) for steps in range(5)]
     [True, False, False, True, False]
@@ -196,24 +198,24 @@ class Steps:
     every: int
 
     def due(self, pace: Pace) -> bool:
-        """Return True if it is time to save."""
+        """Return True if `pace.steps` is a multiple of `every`."""
         return self.every > 0 and pace.steps % self.every == 0
 
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """Interval of `every` seconds since the last save."""
+    """Interval that saves once `every` seconds have passed since the last save."""
 
     every: float
 
     def due(self, pace: Pace) -> bool:
-        """Return True if it is time to save."""
+        """Return True if `every` seconds have passed since the last save."""
         return pace.since >= self.every
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Interval that keeps the time of all saves, the next save included, below a share of the computing time.
+    """Interval that saves if all saves and the next one take at most the fraction `share` of the computing time.
 
     >>> Share(0.05).due(Pace(9, 50.0, computing=100.0, saving=4.0, cost=4.0))
     False
@@ -222,12 +224,12 @@ class Share:
     share: float
 
     def due(self, pace: Pace) -> bool:
-        """Return True if it is time to save."""
+        """Return True if all saves and the next one take at most `share` of the computing time so far."""
         return pace.saving + pace.cost <= self.share * pace.computing
 
 
 def interval(every: int | str | timedelta | Interval | None) -> Interval:
-    """Return the interval for `every`: a number of steps, a text such as "10min" or "2%", or None for never.
+    """Return the interval for `every`: a number of steps, a time or share such as "10min" or "2%", or None (never).
 
     >>> interval("10min"), interval("2%"), interval(7)
     (Seconds(every=600.0), Share(share=0.02), Steps(every=7))
@@ -248,7 +250,7 @@ def interval(every: int | str | timedelta | Interval | None) -> Interval:
 
 
 def seconds(text: str | float | timedelta) -> float:
-    """Return the seconds of "90s", "10 min", "1h", 3600 or a timedelta."""
+    """Return the number of seconds that `text` means: "90s", "10 min", "1h", a number of seconds or a timedelta."""
     if isinstance(text, timedelta):
         return text.total_seconds()
     if isinstance(text, int | float):
@@ -268,7 +270,7 @@ def _unknown(every: object) -> UsageError:
 
 
 class Epochs:
-    """Interval of `every` epochs, each of which saves at its first step.
+    """Interval that saves at the first step of every epoch whose number is a multiple of `every`.
 
     >>> epochs = Epochs(2)
     >>> for epoch in range(3):
@@ -285,14 +287,14 @@ class Epochs:
 
     @classmethod
     def of(cls, every: Any) -> Any:
-        """Return `Epochs(every)` if `every` is a positive number, else `every` unchanged."""
+        """Return `Epochs(every)` if `every` is a positive integer, else `every` unchanged."""
         return cls(every) if type(every) is int and every > 0 else every
 
     def begin(self, epoch: int) -> None:
-        """Remember that epoch number `epoch` begins."""
+        """Remember that epoch number `epoch` begins, and whether it gets a save."""
         self._due = epoch % self.every == 0
 
     def due(self, pace: Any) -> bool:
-        """Return True at the first step of an epoch that gets a save."""
+        """Return True in the first call after `begin` if that epoch gets a save, else False."""
         due, self._due = self._due, False
         return due

@@ -1,4 +1,4 @@
-"""The callback for Keras of the published `checkpointer` package, under both of its names.
+"""The Keras callback of the published `checkpointer` package, under both names that the package gives it.
 
 ::
 
@@ -36,7 +36,7 @@ class KerasCheckpointCallback(RearviewCallback):
         super().__init__(local_checkpoint_file, **checkpointer, checkpoint_every=self._epochs)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Remember that the next step is the first of an epoch."""
+        """Remember whether epoch number `epoch` gets a save; if so, the next step makes the save."""
         if isinstance(self._epochs, Epochs):
             self._epochs.begin(epoch)
         super().on_epoch_begin(epoch, logs)

@@ -1,4 +1,4 @@
-"""The callback for Lightning of the published `checkpointer` package, under both of its names.
+"""The Lightning callback of the published `checkpointer` package, under both names that the package gives it.
 
 ::
 
@@ -34,12 +34,12 @@ class LightningCheckpointCallback(RearviewCallback):
         super().__init__(local_checkpoint_file, **checkpointer, checkpoint_every=self._epochs)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Remember that the next step is the first of an epoch."""
+        """Remember whether the current epoch gets a save; if so, the next step makes the save."""
         if isinstance(self._epochs, Epochs):
             self._epochs.begin(trainer.current_epoch)
 
     def restore(self) -> None:
-        """Return None as `ckpt_path` for Lightning, because the callback itself restores, to the exact batch."""
+        """Return None, for `ckpt_path` of Lightning: the callback itself restores the training at the exact batch."""
 
 
 LightningCheckpointerCallback = LightningCheckpointCallback

@@ -1,8 +1,8 @@
 """All saves of one job, in the local folder and mirrored to a remote.
 
 `Archive` numbers the saves and finds the newest intact save. `Mirror` sends saves to a remote and fetches saves
-from it; a manifest at the remote means that a save is complete. `BackgroundTasks` runs saves and transfers in a
-thread.
+from the remote; a save is complete there once its manifest has arrived. `BackgroundTasks` runs saves and
+transfers in a thread.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rearview.remote.base import HIDDEN, Remote
 
 
 class BackgroundTasks:
-    """Runs tasks in a thread, one after the other; at most one is queued."""
+    """Runs tasks in a thread, one after the other; at most one task waits for the running task to end."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -46,23 +46,23 @@ class BackgroundTasks:
         return self._thread is not None
 
     def submit(self, task: Callable[[], None]) -> None:
-        """Run `task` after the running task; it replaces a task that is still queued."""
+        """Run `task` once the running task has ended; drop the task that was queued before `task`, if any."""
         with self._lock:
             self._next = task
             if self._thread is None:
-                # not a daemon thread: at its end, the program waits until a running save is complete
+                # not a daemon thread, so that Python exits only after a running save is complete
                 self._thread = threading.Thread(target=self._run, name=self.name)
                 self._thread.start()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until no task is left, or until the time is up; return True if no task is left."""
+        """Wait until no task runs or is queued, at most `seconds`; return True if no task runs or is queued."""
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(seconds)
         return not self.busy
 
     def check(self) -> None:
-        """Raise the error of a task that failed since the last check, if one did."""
+        """Raise the error of the last task that failed since the last call of `check`, if any failed."""
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -86,12 +86,12 @@ class Mirror:
     def __init__(self, remote: Remote, prefix: str) -> None:
         self.remote, self.prefix = remote, prefix.strip("/")
         self.pushed: set[str] = set()
-        """Ids of the saves that this process knows to be complete at the remote."""
+        """Ids of the complete saves at the remote that this process has sent there or fetched from there."""
         self._manifests: dict[str, Save] = {}
         self._transfer_lock = threading.RLock()
 
     def push(self, folder: SaveFolder, save: Save) -> None:
-        """Send `save`: first its files, each compared at the remote, then its manifest."""
+        """Send `save` to the remote if this process has not: first its files, each verified, then its manifest."""
         with self._transfer_lock:
             if save.id in self.pushed:
                 return
@@ -107,11 +107,11 @@ class Mirror:
         )
 
     def last_counter(self) -> int:
-        """Return the highest counter of all saves at the remote, complete or not."""
+        """Return the highest counter of all saves at the remote, complete or not; 0 if there are none."""
         return max((counter_of(save_id) for save_id in self._files_by_save()), default=0)
 
     def manifest(self, save_id: str) -> Save:
-        """Return the save that the manifest of `save_id` describes."""
+        """Return the save that the manifest of `save_id` at the remote describes; raise if it cannot be parsed."""
         if save_id not in self._manifests:
             with tempfile.TemporaryDirectory(prefix=HIDDEN) as folder:
                 path = Path(folder, MANIFEST)
@@ -127,7 +127,10 @@ class Mirror:
         return self._manifests[save_id]
 
     def fetch(self, save_id: str, folder: SaveFolder) -> Save:
-        """Fetch a save into `folder` and return it; continue an interrupted fetch."""
+        """Fetch save `save_id` from the remote into `folder` and return the save.
+
+        Files that an interrupted fetch left intact are not fetched again. Raise if a file is damaged.
+        """
         save = self.manifest(save_id)
         staging = folder.folder / f"{HIDDEN}fetch-{save_id}"
         staging.mkdir(parents=True, exist_ok=True)
@@ -149,7 +152,10 @@ class Mirror:
         return save
 
     def prune(self, keep: KeepRule) -> None:
-        """Remove from the remote the saves that `keep` does not choose, and older incomplete saves."""
+        """Remove from the remote the complete saves that `keep` does not choose.
+
+        Incomplete saves that are older than the newest complete save are removed too.
+        """
         with self._transfer_lock:
             files_by_save = self._files_by_save()
             complete_ids = [
@@ -164,7 +170,7 @@ class Mirror:
             kept_ids = keep.choose(saves)
             newest = max(counter_of(save_id) for save_id in complete_ids)
             for save_id, names in files_by_save.items():
-                # a save without manifest may be in transfer, unless it is older than the newest complete save
+                # a save without manifest that is newer than all complete saves may be in transfer: keep it
                 if save_id in kept_ids or (MANIFEST not in names and counter_of(save_id) >= newest):
                     continue
                 for name in sorted(names, key=lambda name: name != MANIFEST):
@@ -189,11 +195,11 @@ class Mirror:
 
 
 class CheckpointerWarning(UserWarning):
-    """A save or transfer failed, and the program continues."""
+    """Warning that a save or transfer failed, or that a save is damaged; the program continues."""
 
 
 class Archive:
-    """All saves of one job: the local folder, its mirror if there is one, and the rule which saves to keep."""
+    """All saves of one job: the local folder, its mirror if there is one, and the rule that says which to keep."""
 
     def __init__(
         self, folder: SaveFolder, mirror: Mirror | None, keep: KeepRule, foreign_key: str | None
@@ -204,27 +210,28 @@ class Archive:
         self._mirror_counted = mirror is None
         self._lock = threading.Lock()
         self._sending_id: str | None = None
-        """Id of the save in transfer, which is not removed before it is at the remote."""
+        """Id of the save in transfer, or None. `prune` does not remove the local copy of this save."""
 
     def write(
         self, write: Callable[[Path], object], *, counter: int, step: int, metric: float | None
     ) -> Save:
-        """Make a save with the function `write`, link the checkpoint file to the save, and return the save."""
+        """Make a local save with the function `write`, link the checkpoint file to the save, return the save."""
         save = self.folder.write(write, counter=counter, step=step, metric=metric)
         self.folder.show(save)
         return save
 
     def deliver(self, save: Save) -> None:
-        """Send `save` to the mirror, then remove saves that need not be kept."""
+        """Send `save` to the mirror, if there is one; then remove the saves that the keep rule does not choose."""
         if self.mirror is not None:
             self.mirror.push(self.folder, save)
             self.mirror.prune(self.keep)
         self.prune()
 
     def deliver_kept(self) -> None:
-        """Send the newest save, and the best saves, to the mirror if they are not there yet.
+        """Send the newest save, and the saves with the best metrics, to the mirror if they are not there yet.
 
-        Other threads may write and prune saves during a transfer, so each save is chosen just before it is sent.
+        Other threads may write and prune saves during a transfer, so the next save to send is chosen after each
+        transfer.
         """
         if self.mirror is None:
             return
@@ -234,7 +241,7 @@ class Archive:
                 kept_ids = self.keep.choose(saves)
                 unsent_saves = [save for save in saves if save.id in kept_ids]
                 unsent_saves = [save for save in unsent_saves if save.id not in self.mirror.pushed]
-                # by now, other kept saves are too old to be worth sending
+                # a save that is neither the newest nor among the best was overtaken while waiting: do not send it
                 best = self.keep.choose_best(saves)
                 save = next(
                     (
@@ -254,7 +261,7 @@ class Archive:
                 self._sending_id = None
 
     def prune(self) -> None:
-        """Remove the local saves that need not be kept, except a save in transfer."""
+        """Remove the local saves that the keep rule does not choose, except a save in transfer."""
         with self._lock:
             saves = self.folder.saves()
             kept_ids = {*self.keep.choose(saves), self._sending_id}
@@ -273,10 +280,10 @@ class Archive:
         return self.mirror is not None and bool(self.mirror.pushed)
 
     def next_counter(self) -> int:
-        """Return the counter of a new save, higher than those of all saves, local and at the mirror.
+        """Return the counter for a new save, higher than the counters of all local and mirrored saves.
 
-        Raise `RemoteError` if the mirror cannot be reached. `counter` is then higher than those of the local
-        saves, and the next call tries to reach the mirror again.
+        Raise `RemoteError` if the mirror cannot be reached. The property `counter` is then higher than the
+        counters of the local saves, and the next call tries to reach the mirror again.
         """
         self._counter = (self.folder.last_counter() if self._counter is None else self._counter) + 1
         if not self._mirror_counted and self.mirror is not None:
@@ -286,13 +293,13 @@ class Archive:
 
     @property
     def counter(self) -> int:
-        """The counter that `next_counter` chose last."""
+        """The counter that `next_counter` chose last, or 0 before its first call."""
         return self._counter or 0
 
     def newest(self) -> Path | None:
         """Return a path to the newest intact save, fetched from the mirror if needed.
 
-        Return None if there is no save. Raise if there are saves, and all are damaged.
+        Return None if there is no save. Raise `DamagedError` if saves exist and all are damaged.
         """
         local = {save.id: save for save in self.folder.saves()}
         remote_ids = self.mirror.ids() if self.mirror is not None else ()
@@ -321,7 +328,7 @@ class Archive:
 
     @property
     def exists(self) -> bool:
-        """Whether there is a save, local or at the mirror."""
+        """Whether a save exists, local or at the mirror; it may be damaged."""
         if self.folder.saves() or self.folder.foreign_file() is not None:
             return True
         if self.mirror is None:
@@ -329,7 +336,7 @@ class Archive:
         return bool(self.mirror.ids()) or self._mirror_has_foreign_file()
 
     def clean_up(self) -> None:
-        """Remove all local saves, but only if the mirror is known to hold the newest local save."""
+        """Remove all local saves, but only if the newest is in `Mirror.pushed` (this process sent or fetched it)."""
         saves = self.folder.saves()
         if self.mirror is not None and saves and saves[0].id in self.mirror.pushed:
             self.folder.clear()
@@ -349,7 +356,10 @@ class Archive:
         return self.mirror.remote.stat(self._foreign_key) is not None
 
     def _foreign_file(self) -> Path | None:
-        """Return a checkpoint without manifest that another program wrote, local or at the remote."""
+        """Return the path of a checkpoint file without manifest, which another program wrote, or None.
+
+        If the file exists only at the remote, it is fetched.
+        """
         path = self.folder.foreign_file()
         if path is None and self.mirror is not None and self._mirror_has_foreign_file():
             assert self._foreign_key is not None

@@ -1,7 +1,7 @@
-"""A folder of saves on disk; a process that dies while it saves never leaves an incomplete save behind.
+"""A folder of saves on disk; a save that a dying process did not complete never counts as a save.
 
-A save is a folder with a manifest, which is written last. `KeepRule` chooses which saves to keep: the newest and the
-best. `write` and `read` save and restore the value if the user gives no functions.
+A save is a folder with a manifest, which is written last. `KeepRule` chooses which saves to keep: the newest and
+those with the best metrics. `write` and `read` save and restore the value if the user gives no functions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rearview.remote.base import HIDDEN, checksum
 
 
 def write(path: Path, value: Any) -> None:
-    """Write `value` to `path`."""
+    """Write `value` to `path` as a pickle."""
     with path.open("wb") as file:
         pickle.dump(value, file, protocol=5)
 
@@ -43,7 +43,7 @@ ID = re.compile(r"(\d{8,})-[0-9a-f]{6}")
 
 @dataclass(frozen=True, slots=True)
 class SavedFile:
-    """One file of a save."""
+    """Name, size in bytes and checksum of one file of a save."""
 
     name: str
     size: int
@@ -56,7 +56,7 @@ class Save:
 
     id: str
     counter: int
-    """Number of the save within the job, over all its executions."""
+    """Number of the save within the job; continues when the job is started again."""
     time: float
     step: int
     metric: float | None
@@ -65,16 +65,19 @@ class Save:
 
     @property
     def order(self) -> tuple[int, float]:
-        """Sort key, greater for newer saves. The counter comes first, because clocks of machines differ."""
+        """Sort key, greater for newer saves. The counter decides before the time, as clocks of machines differ."""
         return (self.counter, self.time)
 
     def to_json(self) -> bytes:
-        """Return the manifest of this save."""
+        """Return the manifest of this save as JSON."""
         return json.dumps(asdict(self), indent=1).encode()
 
     @classmethod
     def from_json(cls, text: bytes) -> Save | None:
-        """Return the save that a manifest describes, or None if the manifest is incomplete."""
+        """Return the save that the manifest `text` describes, or None if `text` is not a valid manifest.
+
+        Raise `StoreError` if the format is of a newer Rearview.
+        """
         try:
             values: dict[str, Any] = json.loads(text)
             if values["format"] > FORMAT:
@@ -90,7 +93,7 @@ class Save:
 
 
 def counter_of(save_id: str) -> int:
-    """Return the counter in the id of a save, or 0 if `save_id` is not an id.
+    """Return the counter in the id of a save, or 0 if `save_id` is not the id of a save.
 
     >>> counter_of("00000012-3fa9c1")
     12
@@ -100,7 +103,7 @@ def counter_of(save_id: str) -> int:
 
 
 class SaveFolder:
-    """The saves of one checkpoint file.
+    """The local saves of one checkpoint file, here `model.pt`.
 
     ::
 
@@ -118,7 +121,7 @@ class SaveFolder:
     def write(
         self, write: Callable[[Path], object], *, counter: int, step: int, metric: float | None
     ) -> Save:
-        """Call `write(path)`, make the written file a durable save, and return the save."""
+        """Call `write` with the path of a new file, make the written file a durable save, and return the save."""
         save_id = f"{counter:08d}-{self.token}"
         staging = self.folder / f"{HIDDEN}{save_id}"
         shutil.rmtree(staging, ignore_errors=True)
@@ -139,13 +142,13 @@ class SaveFolder:
         """Rename the folder `staging`, which has all files and the manifest, to the id of the save."""
         sync_folder(staging)
         target = self.folder / save.id
-        if target.exists():  # a damaged copy of the same save
+        if target.exists():  # a damaged copy of this save, which was fetched again
             shutil.rmtree(target)
         staging.rename(target)
         sync_folder(self.folder)
 
     def saves(self) -> tuple[Save, ...]:
-        """Return the saves that have a manifest, newest first, without checking their bytes."""
+        """Return the saves that have a valid manifest, newest first; their bytes are not checked."""
         saves = []
         for path in self._ids():
             with contextlib.suppress(OSError):
@@ -155,17 +158,17 @@ class SaveFolder:
         return tuple(sorted(saves, key=lambda save: save.order, reverse=True))
 
     def last_counter(self) -> int:
-        """Return the highest counter of all saves, complete or not."""
+        """Return the highest counter of all saves in the folder, complete or not; 0 if there are none."""
         return max((counter_of(path.name) for path in self._ids()), default=0)
 
     def intact(self, save: Save) -> bool:
-        """Return True if the bytes of `save` have not changed since they were written."""
+        """Return True if all files of `save` exist and have the sizes and checksums of the manifest."""
         return all(file_intact(self.folder / save.id / file.name, file) for file in save.files)
 
     def show(self, save: Save) -> Path:
-        """Make the checkpoint file a link to `save` and return its path.
+        """Make the checkpoint file a link to (or copy of) the file of `save`, and return the checkpoint file's path.
 
-        If the link cannot be made, return the path of the file inside the save.
+        If neither can be made, return the path of the file inside the save.
         """
         saved_file = self.folder / save.id / self.file.name
         link = self.file.with_name(f"{HIDDEN}{self.token}-{self.file.name}")
@@ -177,29 +180,32 @@ class SaveFolder:
             else:
                 try:
                     os.link(saved_file, link)
-                except OSError:  # a file system without links
+                except OSError:  # the file system has no hard links
                     shutil.copyfile(saved_file, link)
             link.replace(self.file)
-        except OSError:  # a folder of another program has the name
+        except OSError:  # a folder of another program has the name of the checkpoint file
             with contextlib.suppress(OSError):
                 link.unlink()
             return saved_file
         return self.file
 
     def foreign_file(self) -> Path | None:
-        """Return the checkpoint file if another program wrote it, else None."""
+        """Return the path of the checkpoint file if it exists and there are no saves: another program wrote it.
+
+        Otherwise return None.
+        """
         if self.saves() or not self.file.exists():
             return None
         return self.file
 
     def remove(self, save_ids: Iterable[str]) -> None:
-        """Remove saves, each manifest first, so that a half-removed save never counts as complete."""
+        """Remove the saves with these ids, each manifest first: a half-removed save must not count as complete."""
         for save_id in save_ids:
             (self.folder / save_id / MANIFEST).unlink(missing_ok=True)
             shutil.rmtree(self.folder / save_id, ignore_errors=True)
 
     def sweep(self) -> None:
-        """Remove what interrupted saves left behind. Only the job that owns the folder may call this."""
+        """Remove unfinished saves of earlier processes. Only the job that owns the folder may call this."""
         if self.folder.is_dir():
             for path in self.folder.iterdir():
                 if path.name.startswith(HIDDEN) and self.token not in path.name:
@@ -239,7 +245,7 @@ def file_intact(path: Path, file: SavedFile) -> bool:
 def seal(folder: Path) -> Iterable[SavedFile]:
     """Force all files below `folder` to disk; yield the name, size and checksum of each."""
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-        # the disk writes while the checksum is computed
+        # another thread forces the file to disk while this thread computes the checksum
         syncing = _Sync(path)
         syncing.start()
         try:
@@ -280,7 +286,7 @@ class KeepRule:
     """`"min"` or `"max"`: whether lower or higher metrics are better."""
 
     def __post_init__(self) -> None:
-        """Raise if the values are invalid."""
+        """Raise `UsageError` if a value is invalid."""
         if self.last < 1 or self.best < 0 or self.mode not in {"min", "max"}:
             raise UsageError(
                 f"keep_last={self.last}, keep_best={self.best}, best={self.mode!r} is not possible. "
@@ -289,7 +295,7 @@ class KeepRule:
             )
 
     def choose(self, saves: Iterable[Save]) -> frozenset[str]:
-        """Return the ids of the saves to keep.
+        """Return the ids of the saves to keep, out of `saves`.
 
         >>> saves = [Save(str(n), n, 0.0, n, m, ()) for n, m in enumerate([0.1, 0.5, 0.3, 0.4])]
         >>> sorted(KeepRule(last=1, best=1).choose(saves))
@@ -299,7 +305,7 @@ class KeepRule:
         return self.choose_best(newest) | {save.id for save in newest[: self.last]}
 
     def choose_best(self, saves: Iterable[Save]) -> frozenset[str]:
-        """Return the ids of the saves that are kept for their metric."""
+        """Return the ids of the `self.best` saves with the best metrics; saves without a metric do not count."""
         newest = sorted(saves, key=lambda save: save.order, reverse=True)
         sign = 1 if self.mode == "min" else -1
         ranked = sorted(

@@ -30,10 +30,10 @@ def in_notebook() -> bool:
 
 
 def leave(code: int, number: int = signal.SIGTERM) -> None:
-    """End the program with `code`; in a notebook, do what signal `number` does by default.
+    """End the program with exit code `code`; in a notebook, do what signal `number` does by default.
 
-    In a notebook, SIGINT interrupts the cell and any other signal ends the kernel. `SystemExit` in a thread
-    other than the main thread would only end that thread, so there the process ends at once.
+    In a notebook, SIGINT interrupts the cell and any other signal ends the kernel. If a thread other than the
+    main thread calls this, the process ends at once, because `SystemExit` would end only the thread.
     """
     if threading.current_thread() is not threading.main_thread():
         leave_at_once(code)
@@ -47,7 +47,7 @@ def leave(code: int, number: int = signal.SIGTERM) -> None:
 
 
 def leave_at_once(code: int) -> NoReturn:
-    """Flush the output and end the process with `code`, even if its main thread is blocked for ever."""
+    """Flush the output and end the process with exit code `code`, even if its main thread is blocked for ever."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -61,14 +61,15 @@ def leave_at_once(code: int) -> NoReturn:
 def end_children() -> None:
     """End the multiprocessing workers of this process, as Python does when it exits normally.
 
-    Workers of a fork server, the default from Python 3.14 on, are children of that server: they would not
+    From Python 3.14 on, workers are by default children of a fork server, not of this process: they would not
     notice that this process ended, and would keep its output open for ever.
     """
     multiprocessing = sys.modules.get("multiprocessing")
     if multiprocessing is None:
         return
     for child in multiprocessing.active_children():
-        if child._parent_pid == os.getpid():  # a forked process also lists its parent's workers
+        # in a forked process, the list has workers of its parent too
+        if child._parent_pid == os.getpid():
             child.terminate()
 
 
@@ -83,17 +84,17 @@ ABSORBED = tuple(
 
 
 class SignalsWarning(UserWarning):
-    """Signals cannot be handled in this process."""
+    """Warning that Rearview cannot handle a signal, or replaces a handler that it cannot call."""
 
 
 class Signals:
     """Remembers the first signal of `numbers` that arrives; handlers that were set before still run.
 
-    Use it as a context manager or with `start` and `stop`. A process may have several instances, and stop
-    them in any order. When a signal comes, the earlier handler is called; an exception of that handler (to
-    exit, for example) is suppressed, because the owner of this instance exits after saving. The exception of
-    a second SIGINT is not suppressed, because the user insists, except during a save (`saving`). After
-    `absorb`, signals have no effect.
+    Use an instance as a context manager or with `start` and `stop`. A process may have several instances, and
+    stop them in any order. When a signal comes, the handler that was set before is called. An exception of that
+    handler (to exit, for example) is suppressed, because the owner of this instance exits after saving. At a
+    second SIGINT the exception is not suppressed, because the user insists; but it is during a save
+    (`saving`). After `absorb`, signals have no effect.
 
     `grace` is a hard deadline: if `settle` has not been called `grace` seconds after the signal, a separate
     thread calls `on_deadline`, even while the main thread is inside native code.
@@ -119,18 +120,19 @@ class Signals:
 
     @property
     def requested(self) -> signal.Signals | None:
-        """The signal that asked the program to stop, or None."""
+        """The first signal that asked the program to stop, or None if none has."""
         return self._requested
 
     @property
     def remaining(self) -> float | None:
-        """Seconds until the deadline, or None if no signal came or no deadline is set."""
+        """Seconds until the deadline; None if no signal came, no `grace` is set, or the signal was SIGINT."""
         return None if self._deadline is None else max(0.0, self._deadline - self._clock())
 
     def start(self) -> Self:
-        """Start to listen for signals.
+        """Set the signal handlers and return this instance.
 
-        Outside the main thread, this works only if other instances handle all these signals; else it warns.
+        In a thread other than the main thread, Python can set no handlers: warn unless earlier instances have
+        set the handlers of all `numbers`.
         """
         if not self.numbers:
             return self
@@ -153,7 +155,7 @@ class Signals:
         return self
 
     def stop(self) -> None:
-        """Stop listening for signals; the last instance to stop restores the earlier handlers."""
+        """Stop remembering signals; the last instance to stop restores the handlers that were set before."""
         self.settle()
         self._arrived.put(None)
         _HANDLER.remove(self)
@@ -168,7 +170,7 @@ class Signals:
             _HANDLER.rearm(self.numbers)
 
     def request(self, number: int = signal.SIGTERM) -> None:
-        """Ask the program to stop, as if `number` had arrived."""
+        """Ask the program to stop, as if signal `number` had arrived."""
         if self._requested is None:
             self._requested = signal.Signals(number)
             if self.grace is not None and number != signal.SIGINT:
@@ -176,11 +178,11 @@ class Signals:
                 self._arrived.put(self._requested)
 
     def settle(self) -> None:
-        """Cancel the deadline, because the program is acting on the request."""
+        """Cancel the deadline, because the program has begun to save and exit."""
         self._settled.set()
 
     def absorb(self) -> None:
-        """Ignore every further signal until the process has ended, or until `clear`.
+        """Ignore every further signal until the process has ended, or until `clear` or `stop_absorbing`.
 
         Call this before the last save. A repeated signal (of a batch system, or an impatient user) would
         spoil the save or the exit code.
@@ -188,12 +190,12 @@ class Signals:
         _HANDLER.absorb()
 
     def stop_absorbing(self) -> None:
-        """Stop ignoring signals: the program continues."""
+        """Handle signals again after `absorb`, because the program continues."""
         _HANDLER.absorbing = False
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
-        """Suppress exceptions of earlier handlers in this block, so that no signal interrupts a save."""
+        """Suppress exceptions of the program's signal handlers in this block, so that no signal interrupts a save."""
         _HANDLER.saves += 1
         try:
             yield
@@ -201,7 +203,7 @@ class Signals:
             _HANDLER.saves -= 1
 
     def clear(self) -> None:
-        """Forget the request: the program continues (a notebook cell was interrupted)."""
+        """Forget the signal that asked the program to stop: only a notebook cell was interrupted."""
         self.stop_absorbing()
         self._requested = self._deadline = None
         self._settled.clear()
@@ -240,9 +242,9 @@ class _SignalHandler:
         self.earlier_fd = -1
         self.handler = self._arrived
         self.absorbing = False
-        """Whether the process saves and exits, and ignores signals."""
+        """Whether signals are ignored, because the process is saving and will exit."""
         self.saves = 0
-        """Number of saves in progress after which the program continues."""
+        """Number of running saves that are not the last save before an exit."""
 
     def absorb(self) -> None:
         if self.absorbing:
@@ -253,7 +255,7 @@ class _SignalHandler:
                 if signal.getsignal(number) in {signal.SIG_DFL, signal.default_int_handler}:
                     self.earlier[number] = signal.getsignal(number)
                     signal.signal(number, self.handler)
-            # at exit Python resets its own handlers some time before the process has ended, but not SIG_IGN
+            # Python resets handlers written in Python before the process ends, but leaves SIG_IGN
             atexit.register(self._ignore)
 
     def _ignore(self) -> None:
@@ -263,7 +265,7 @@ class _SignalHandler:
                     signal.signal(number, signal.SIG_IGN)
 
     def add(self, listener: Signals) -> bool:
-        self.absorbing = False  # the program continues after all
+        self.absorbing = False  # a new listener means that the program continues
         main = threading.current_thread() is threading.main_thread()
         if not main and not all(number in self.earlier for number in listener.numbers):
             return False
@@ -303,11 +305,13 @@ class _SignalHandler:
             signal.signal(number, self.handler)
 
     def _arrived(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self.pid:  # a forked child in which `forked` did not run
+        # a child process that native code forked, so that `forked` did not run in it
+        if os.getpid() != self.pid:
             signal.signal(number, self.earlier.get(number) or signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
-        if self.absorbing or self.calling_earlier:  # an earlier handler may call this handler
+        # the program's handler, which is called below, may call this handler
+        if self.absorbing or self.calling_earlier:
             return
         listeners = list(self.listeners.get(number, ()))
         insists = (
@@ -319,9 +323,8 @@ class _SignalHandler:
             listener.request(number)
         earlier = self.earlier.get(number)
         if not callable(earlier):
-            if (
-                earlier == signal.SIG_DFL and not listeners
-            ):  # every instance was deleted without `stop`
+            # no listener is left, because every instance was deleted without `stop`: do what the signal does by default
+            if earlier == signal.SIG_DFL and not listeners:
                 signal.signal(number, signal.SIG_DFL)
                 os.kill(os.getpid(), number)
             return
@@ -349,7 +352,7 @@ class _SignalHandler:
     def _listen(self, read: int) -> None:
         while data := os.read(read, 64):
             for number in data:
-                # only the handler may request SIGINT: it must tell a second SIGINT from the first
+                # SIGINT is left to `_arrived`, which must tell a second SIGINT from the first
                 if number != signal.SIGINT:
                     for listener in list(self.listeners.get(number, ())):
                         listener.request(number)
@@ -358,7 +361,7 @@ class _SignalHandler:
                     os.write(self.earlier_fd, data)
 
     def forked(self) -> None:
-        """Restore the earlier handlers in a forked child, such as a data loader's worker."""
+        """Restore the program's signal handlers in a forked child process, such as a worker of a data loader."""
         if self.pipe is not None:
             signal.set_wakeup_fd(-1)
             for fd in self.pipe:

@@ -1,6 +1,6 @@
-"""Write submit files for HTCondor and batch scripts for Slurm, for jobs that save and are started again.
+"""The texts of HTCondor submit files and Slurm batch scripts, for jobs that save and are started again.
 
-The functions are pure: they look at their arguments only, not at the machine.
+The functions are pure: the texts depend on the arguments only, not on the machine.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from rearview.model.run import EXIT_PAUSED
 
 @dataclass(frozen=True, slots=True)
 class BatchJob:
-    """A program that saves when asked to stop, and continues when it is started again."""
+    """A batch job: its program saves when it is asked to stop, and continues when it is started again."""
 
     name: str
     command: tuple[str, ...]
-    """Interpreter and all its arguments, word by word."""
+    """The command line of the program: the interpreter, then its arguments."""
     folder: str
     """Absolute path of the folder in which the program starts."""
     retries: int = 1000
-    """How often the job may be started again."""
+    """Number of times that the job may be started again."""
     inputs: tuple[str, ...] = ()
-    """Absolute paths of the files and folders that the program needs, if the machines share no disk."""
+    """Absolute paths of files and folders to transfer to the job; needed if the machines share no disk."""
     results: tuple[str, ...] = ()
-    """Files to transfer back; if empty, all new files."""
+    """Files to transfer back when the job ends; if empty, all new files."""
     settings: dict[str, str] = field(default_factory=dict)
-    """Lines of the batch file that the user gave; each replaces the default line for its option."""
+    """Option name -> value, as given by the user; replaces the value that Rearview would write to the file."""
 
 
 STORE = ".rearview"
 
 
 def submit_file(job: BatchJob, *, results: str) -> str:
-    """Return the HTCondor submit file; new files are transferred back to the folder `results`.
+    """Return the text of the HTCondor submit file for `job`; files are transferred back to the folder `results`.
 
-    HTCondor transfers the store when the job exits with 85, and starts the job again at once. If a machine
-    dies, everything since the last such exit is lost.
+    When the job exits with code 85, HTCondor transfers the folder `.rearview` and starts the job again at once.
+    If a machine dies, everything since the last exit with code 85 is lost.
     """
     executable, *arguments = job.command
     lines = {
@@ -67,7 +67,7 @@ def submit_file(job: BatchJob, *, results: str) -> str:
 
 
 def words(arguments: Iterable[str]) -> str:
-    r"""Return arguments in HTCondor's quoting, so that each stays one argument.
+    r"""Return `arguments` as one text in HTCondor's quoting, which keeps spaces and quotes inside an argument.
 
     >>> print(words(["train.py", "--name", "it's \"me\"", "$(pwd)"]))
     "train.py --name 'it''s ""me""' $(DOLLAR)(pwd)"
@@ -109,7 +109,7 @@ WARNING = 60
 
 
 def batch_script(job: BatchJob) -> str:
-    """Return the Slurm batch script, for `sbatch`.
+    """Return the text of the Slurm batch script for `job`, to submit with `sbatch`.
 
     The program runs under `srun`, so that Slurm sends the signal to the program and not to the shell.
     """

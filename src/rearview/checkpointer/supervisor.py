@@ -1,11 +1,11 @@
-"""Supervise a child process: forward signals to it, return its exit code.
+"""Run a child process, forward signals to it, and return its exit code.
 
 `forward` is the command `python -m rearview.checkpointer.supervisor -- COMMAND…`, for batch jobs that start
-the program from a shell script. Without it, the shell dies of the SIGTERM that is meant for the program, and
-the shell's exit code 143 hides the program's 85. With it, all processes of the script get the signal, and the
-job exits with the program's exit code.
+the program from a shell script. Without this command, the shell dies of the SIGTERM that is meant for the
+program, and the shell's exit code 143 hides the program's exit code 85. With this command, all processes of
+the script get the signal, and the job exits with the program's exit code.
 
-`Supervisor` runs a program again and again, and asks the program to pause when its caller says so.
+`Supervisor` runs a program, as often as its caller likes, and sends a signal to pause when the caller asks.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ FORWARDED = ("HUP", "INT", "TERM", "USR1", "USR2", "XCPU", "CONT")
 """Names of the signals that `forward` passes on."""
 
 _GRACE = 0.1
-"""Seconds that a shell gets to die of a signal before its child processes get the signal."""
+"""Seconds to wait for a shell to die of a signal before its child processes get the signal too."""
 _POLL = 0.2
-"""Seconds between checks of a child, if the kernel has no pidfd."""
+"""Seconds between checks whether a child has ended, if the kernel has no pidfd to wait for."""
 _NEVER = 3600.0
-"""Seconds between checks of a child that was asked to pause."""
+"""Seconds between checks of a child that was asked to pause: long, because its end ends the wait anyway."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -45,8 +45,9 @@ def forward(
 ) -> int:
     """Run `command`, forward signals to all its processes, and return the code to exit with.
 
-    The result is the exit code of the command, or 128 + n if signal n killed the command. If the command was
+    The result is the exit code of the command, or 128 + n if signal n killed the command. But if the command was
     killed after a signal was forwarded, and one of its child processes exited with `code`, the result is `code`.
+    `names` are the signals to forward.
     """
     libc = _libc()
     if libc is not None:
@@ -85,7 +86,7 @@ def forward(
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A program to run."""
+    """A program to run: its command line, environment variables and working folder."""
 
     command: Sequence[str]
     environment: Mapping[str, str]
@@ -95,10 +96,10 @@ class Child:
 class Supervisor:
     """Runs a child process, forwards signals to it, and sends it a signal when it should pause.
 
-    The signal handler only stores the number of the signal: Python runs the handler between any two
-    instructions, where an exception may be lost, and a signal just before a wait would not end the wait. So
-    every wait also watches the descriptor to which the interpreter writes when a signal comes; the methods
-    here act on stored signals after each wait.
+    The signal handler only stores the number of the signal, and the methods act on stored signals after each
+    wait: Python runs a handler between any two instructions, where an exception may be lost. A signal that comes
+    just before a wait would not end the wait; therefore every wait also watches the descriptor to which the
+    interpreter writes when a signal comes.
     """
 
     def __init__(self, signals: tuple[int, ...]) -> None:
@@ -128,14 +129,14 @@ class Supervisor:
         os.close(self._wake_write)
 
     def sleep(self, seconds: float) -> None:
-        """Wait some seconds; exit the process if a signal came before or comes during the wait."""
+        """Wait `seconds`; exit the process if a signal came before the wait or comes during the wait."""
         if not self._received:
             select.select([self._wake_read], [], [], seconds)
         self._drain()
         self.exit_if_requested()
 
     def exit_if_requested(self) -> None:
-        """Exit the process if a signal came; for times when no child runs."""
+        """Exit the process if a signal came. Call this only while no child runs."""
         if self.pause_requested:
             raise SystemExit(EXIT_PAUSED)
         if self._received:
@@ -144,9 +145,10 @@ class Supervisor:
     def run(self, child: Child, *, pause: Callable[[], bool], interval: Callable[[], float]) -> int:
         """Run `child` until it ends; return its exit code, or 128 + n if signal n killed it.
 
-        `pause()` is called every `interval()` seconds. When it returns True, the child gets one signal to pause.
+        `pause()` is called every `interval()` seconds until it returns True; then the child gets one signal to
+        pause.
         """
-        # the child inherits the block: a signal during its start arrives when the child can handle it
+        # the child inherits the blocked signals, so that a signal during its start is not lost
         self._running = True
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, self.signals)
         try:
@@ -202,29 +204,30 @@ class Supervisor:
         repeated = bool(self._received) and not self._running
         self._received.append(number)
         self.pause_requested |= number in self.signals
-        if repeated:  # no child runs, and the current wait may take long
+        # a second signal while no child runs: do not wait for the end of the current wait
+        if repeated:
             self.exit_if_requested()
 
     def _forward(self, process: subprocess.Popen[bytes]) -> None:
         """Send the child the stored signals that ask it to pause."""
         while self._received:
             number = self._received.pop(0)
-            # the terminal sends Ctrl-C to the child too; a second SIGINT would stop the child at once
+            # a terminal sends Ctrl-C to the child too, and a second SIGINT would stop the child at once
             if number in self.signals and (number != signal.SIGINT or not sys.stdin.isatty()):
                 process.send_signal(number)
 
     def _drain(self) -> None:
-        """Empty the wake-up descriptor, so that only new signals end the next wait."""
+        """Read all bytes from the descriptor that wakes waits, so that only new signals end the next wait."""
         with contextlib.suppress(BlockingIOError):
             while os.read(self._wake_read, 512):
                 pass
 
 
 def _signal(group: int, number: int) -> None:
-    """Send a signal to a command, and then to the other processes of its group.
+    """Send signal `number` to the leader of the process group `group`, and then to its other processes.
 
-    The command comes first: a shell must die of the signal before it sees its program end, because a shell
-    that sees the end exits with a code of its own, which would hide the program's.
+    The leader may be a shell. It must die of the signal before it sees its program end: a shell that sees the end
+    exits with a code of its own, which would hide the program's code.
     """
     if not Path("/proc/self/stat").exists():
         with contextlib.suppress(ProcessLookupError):
@@ -244,13 +247,13 @@ def _signal(group: int, number: int) -> None:
 
 
 def _members(group: int) -> list[int]:
-    """Return the ids of the processes of a group."""
+    """Return the ids of the processes in the process group `group`."""
     pids = [pid for pid in os.listdir("/proc") if pid.isdigit()]  # noqa: PTH208 - half the time
     return [int(pid) for pid in pids if _stat_fields(int(pid))[2:3] == [str(group)]]
 
 
 def _stat_fields(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat from the status on, or an empty list if the process is gone."""
+    """Return the fields of /proc/PID/stat from the process status on, or an empty list if the process is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
     except OSError:
@@ -274,13 +277,13 @@ def _libc() -> ctypes.CDLL | None:
 
 
 def _signal_when_orphaned(libc: ctypes.CDLL | None, number: int) -> None:
-    """Ask the kernel to send this process a signal when its parent dies; for `preexec_fn`."""
+    """Ask the kernel to send signal `number` to this process when its parent dies; for `preexec_fn`."""
     if libc is not None:
         libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Read the command line, run the command, return its exit code."""
+    """Run the command given in `arguments` (default: the command line) with `forward`; return its exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m rearview.checkpointer.supervisor",
         description="Run a command; pass signals on to everything below it, and its exit code back.",

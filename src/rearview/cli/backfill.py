@@ -1,4 +1,4 @@
-"""Commands that replay past runs: backfill, replay; and workers, which changes a running backfill."""
+"""Commands that replay past runs: backfill, replay; and workers, which changes the workers of a running backfill."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
     from rearview.model import Plan, Segment
 
 ASK_ABOVE = 60.0
-"""Predicted seconds above which the user is asked before a plan runs."""
+"""If a plan is predicted to take more than this many seconds, the user is asked before it runs."""
 FEW_RUNS = 3
-"""Most runs that are named in a line; if there are more, the line says how many."""
+"""Maximum number of runs that one printed line names; for more runs, the line gives their number."""
 MAX_SEGMENTS = 60
-"""Most segments that are listed; the others are counted."""
+"""Maximum number of segments that are listed; a last line gives the number of further segments."""
 _INTERRUPTED = "Interrupted. All filled values are kept: the same command fills the rest, and runs nothing twice."
 _REPLAY_INTERRUPTED = "Interrupted. Nothing was changed: the same command replays the run again."
 
@@ -203,7 +203,7 @@ def replay(
 
 
 def ask_to_run(seconds: float) -> bool:
-    """Return True if a plan may run; if it takes long, ask the user at the terminal."""
+    """Return True if a plan of `seconds` may run. Ask the user if it takes long and there is a terminal."""
     if seconds < ASK_ABOVE or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return True
     return click.confirm(f"That takes about {duration(seconds)}. Go on?", default=True, err=True)
@@ -215,7 +215,7 @@ def _code(report: BackfillReport) -> int:
 
 
 def _verdict(report: BackfillReport) -> dict[str, Any]:
-    """Return how a backfill ended, with the segments that were not proved."""
+    """Return the outcome of a backfill as values for JSON; of the segments, only those that were not proved."""
     return {
         "exact": report.proved,
         "verdict": report.verdict,
@@ -241,7 +241,7 @@ def _verdict(report: BackfillReport) -> dict[str, Any]:
 
 
 def print_outcome(report: BackfillReport, *, as_json: bool, shown: Sequence[Refusal] = ()) -> int:
-    """Print the outcome of a backfill, without the refusals that were `shown` before, and return the exit code."""
+    """Print the outcome of a backfill and return the exit code; refusals in `shown` are not printed again."""
     code = _code(report)
     if as_json:
         segments = [_outcome_as_json(outcome) for outcome in report.outcomes]
@@ -278,7 +278,7 @@ def print_outcome(report: BackfillReport, *, as_json: bool, shown: Sequence[Refu
         output.out(f"{plural(report.elsewhere, 'segment')} filled by another backfill meanwhile")
     doubtful = sum(not outcome.proved for outcome in report.outcomes)
     proof = report.proof
-    if doubtful:  # the reasons are above
+    if doubtful:  # the reasons were printed above
         proof = (
             f"{report.verdict}: {doubtful} of {plural(len(report.outcomes), 'segment')} not proved"
         )
@@ -287,7 +287,7 @@ def print_outcome(report: BackfillReport, *, as_json: bool, shown: Sequence[Refu
 
 
 def _doubts(outcomes: Sequence[ReplayOutcome], redone: Sequence[ReplayOutcome]) -> list[str]:
-    """Return a line for each reason why segments were not proved, or ran again, with all runs that have the reason."""
+    """Return lines that say why segments were not proved or ran again: one line per reason, with all its runs."""
     lines: dict[tuple[str, str, str], list[ReplayOutcome]] = {}
     for outcome in outcomes:
         if not outcome.proved:
@@ -323,7 +323,7 @@ def _outcome_as_json(outcome: ReplayOutcome) -> dict[str, Any]:
 
 
 def summary(plan: PlanReport) -> dict[str, Any]:
-    """Return the numbers of a plan."""
+    """Return the numbers and remarks of a plan as values for JSON, without its list of segments."""
     numbers: dict[str, Any] = {
         "nothing": plan.nothing,
         "missing": plan.missing.cells,
@@ -353,13 +353,13 @@ def summary(plan: PlanReport) -> dict[str, Any]:
 
 
 def show_plan_briefly(plan: PlanReport) -> None:
-    """Print on stderr what will run."""
+    """Print on stderr the remarks on a plan and, if it has segments, a line with its cost."""
     if _remarks(plan, output.note):
         output.note(_cost_line(plan))
 
 
 def show_plan(plan: PlanReport) -> None:
-    """Print a plan in detail: its insertions, segments and costs."""
+    """Print a plan in detail: the statements that it inserts into versions, its segments and costs."""
     if not _remarks(plan, output.out):
         return
     for insertion in plan.insertions:
@@ -405,7 +405,7 @@ def show_plan(plan: PlanReport) -> None:
 
 
 def _remarks(plan: PlanReport, say: Callable[[str], None]) -> bool:
-    """Print warnings and refusals with `say`; return True if the plan has segments to run."""
+    """Print the warnings, notes and refusals of a plan with `say`; return True if the plan has segments to run."""
     if changed := plan.changed_inputs:
         more = f" (and {plural(len(changed) - 1, 'more file')})" if len(changed) > 1 else ""
         say(f"changed since: {changed[0]}{more}; the replay reads the present content")
@@ -423,14 +423,17 @@ def _remarks(plan: PlanReport, say: Callable[[str], None]) -> bool:
 
 
 def environment_lines(differences: Sequence[str]) -> list[str]:
-    """Return one line about environment variables that differ and are not restored, or no line if there are none."""
+    """Return one line with all `differences` of environment variables, or no line if there are none.
+
+    `differences` has a phrase for each variable that has another value now and that a replay does not restore.
+    """
     if not differences:
         return []
     return [f"environment, not restored: {'; '.join(differences)} (docs/environment.md)"]
 
 
 def _unproved(unproved: Sequence[Unproved]) -> list[str]:
-    """Return a line for each set of names whose values cannot be proved."""
+    """Return a line for each set of names with values that cannot be proved; the line lists their runs."""
     runs: dict[tuple[str, ...], list[str]] = {}
     for values in unproved:
         runs.setdefault(values.names, []).append(values.run)
@@ -446,7 +449,7 @@ def _runs_in_words(runs: Sequence[str]) -> str:
 
 
 def refusal_lines(refusals: Sequence[Refusal]) -> list[str]:
-    """Return a line for each reason of refusals, with all runs that have the reason."""
+    """Return lines that say why runs were refused: one line per reason, with all its runs."""
     runs: dict[str, list[str]] = {}
     for refusal in refusals:
         reason = refusal.general_reason or refusal.reason
@@ -493,7 +496,7 @@ def _iterations(segment: Segment) -> str:
 
 
 def by_name(plan: Plan) -> Plan:
-    """Return a plan with the names of loops instead of their ids."""
+    """Return `plan` with each loop id replaced by the name of the loop."""
     return replace(
         plan,
         segments=tuple(

@@ -81,7 +81,10 @@ def export_runs(
     which: Sequence[str],
     unproved: bool,
 ) -> None:
-    """Write runs to another tracker; the first of `words` is the destination, the rest are names to write."""
+    """Write runs to another tracker. The first of `words` is the destination, the rest are logged names to write.
+
+    If only the destination is given, all names are written.
+    """
     from rearview.bridges.import_export import exported_runs
 
     if not words:
@@ -150,7 +153,7 @@ TEXTS: dict[str, Lines] = {
     ".jsonl": _object_lines,
     ".md": output.markdown_lines,
 }
-"""How to write a table as text, by the suffix of the file."""
+"""Suffix of a file -> function that yields the lines of a table in the format of such files."""
 
 
 @click.command(cls=TakesRuns)

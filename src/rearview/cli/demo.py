@@ -102,7 +102,7 @@ def _step(number: int, text: str) -> None:
 
 
 def _show_command(place: Path, *words: str) -> int:
-    """Print a command of Rearview and run it in the folder `place`, as a user would; return its exit code."""
+    """Print the command `rearview WORDS` and run it in the folder `place`, as a user would; return its exit code."""
     line = " ".join(f'"{word}"' if " " in word else word for word in words)
     output.out(output.paint(f"$ rearview {line}", output.CYAN))
     sys.stdout.flush()
@@ -185,7 +185,7 @@ INNER_PROBE = (
 
 
 def edited() -> str:
-    """Return the program's text with two log statements that were added after the run.
+    """Return the text of the demo's program with the two log statements that the demo adds after the run.
 
     >>> from difflib import ndiff
     >>> lines = ndiff(SCRIPT.splitlines(), edited().splitlines())

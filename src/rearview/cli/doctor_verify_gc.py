@@ -1,7 +1,7 @@
 """Commands that check this machine, and check, clean and trust the store: doctor, verify, gc, trust.
 
-`doctor` prints the results of the check functions, which yield `Check` objects. If a check function raises,
-`examine` reports a warning.
+`doctor` prints the results of the check functions, such as `python` and `disk`, which yield `Check` objects. If a
+check function raises, `examine` adds a warning to the results.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The result of one check."""
+    """The result of one check by `rearview doctor`."""
 
     level: str
     """`"ok"`, `"warn"` or `"fail"`."""
@@ -85,11 +85,11 @@ OBSERVED = ("torch", "numpy", "scikit-learn", "pandas", "polars", "pyarrow", "ra
 NETWORK = {"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "afs", "ceph", "9p"}
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 LITTLE_SPACE = 5_000_000_000
-"""Free bytes below which a training run may fill the disk."""
+"""If fewer bytes than this are free on the disk, doctor warns that a training run may fill it."""
 
 
 def examine(folder: Path) -> list[Check]:
-    """Return the results of all checks, for a user in `folder`."""
+    """Return the results of all checks of the machine, and of the project that contains `folder`."""
     checks: list[Callable[[], Iterator[Check]]] = [
         python,
         packages,
@@ -108,7 +108,7 @@ def examine(folder: Path) -> list[Check]:
 
 
 def python() -> Iterator[Check]:
-    """Check the interpreter and the system."""
+    """Report the Python interpreter; warn if the operating system is not Linux."""
     version = platform.python_version()
     yield Check("ok", "python", f"{version} at {sys.executable}, rearview {rearview.__version__}")
     if sys.platform != "linux":
@@ -178,7 +178,7 @@ def _store_or_folder(folder: Path) -> Path:
 
 
 def writable(disk_folder: Path) -> Check:
-    """Check that files can be created in `disk_folder`."""
+    """Return the result of creating a file in `disk_folder`: "ok" or "fail"."""
     try:
         with tempfile.NamedTemporaryFile(dir=disk_folder, prefix=".rearview-doctor-"):
             return Check("ok", "writable", str(disk_folder))
@@ -192,7 +192,7 @@ def writable(disk_folder: Path) -> Check:
 
 
 def direct_io(disk_folder: Path) -> Check:
-    """Check whether big objects can bypass the page cache when they are written."""
+    """Check whether files in `disk_folder` can be written past the page cache, as for big objects of checkpoints."""
     flag = getattr(os, "O_DIRECT", 0)
     file = disk_folder / f".rearview-doctor-{os.getpid()}"
     page = mmap.mmap(-1, 4096)
@@ -222,7 +222,7 @@ def direct_io(disk_folder: Path) -> Check:
 
 
 def store(folder: Path) -> Iterator[Check]:
-    """Check the store of the project, if there is one."""
+    """Check the store of the project that contains `folder`, if there is one, and the speed of this machine."""
     try:
         project = Project.find(folder)
     except RearviewError as exc:
@@ -249,7 +249,7 @@ def store(folder: Path) -> Iterator[Check]:
 
 
 def speed(machine: Machine) -> Check:
-    """Report the speed of this machine, on which predictions for runs of other machines depend."""
+    """Report the measured speed of this machine, from which costs of runs of other machines are predicted."""
     if not machine.kernels:
         measured = "could not be measured: predictions for runs of other machines are doubtful"
         return Check("warn", "speed", measured, "Make the store writable.")
@@ -276,7 +276,7 @@ def threads() -> Iterator[Check]:
 
 
 def cpu_quota(text: str) -> float | None:
-    """Return the number of cores that a control group allows, or None if it has no limit.
+    """Return the number of cores that a control group allows, or None if there is no limit; `text` is its cpu.max.
 
     >>> cpu_quota("200000 100000"), cpu_quota("max 100000"), cpu_quota("")
     (2.0, None, None)
@@ -357,7 +357,7 @@ def verify(repair: bool, as_json: bool) -> int:
 
 
 def _open_or_repair(*, repair: bool) -> History:
-    """Return the history of the project; with `repair`, rewrite an unreadable format file first."""
+    """Return the history of the project; with `repair`, first rewrite the store's format file if it is unreadable."""
     try:
         return open_history()
     except StoreError as exc:

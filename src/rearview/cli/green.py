@@ -1,6 +1,6 @@
 """Green power: `rearview run --green`, and the commands energy now and energy report.
 
-A green run starts, pauses and resumes with the power in the grid. To pause, the program saves and exits with
+A green run starts, pauses and resumes depending on the power in the grid. To pause, the program saves and exits with
 code 85; `run_green` waits for green power and starts the program again.
 """
 
@@ -101,7 +101,7 @@ def green_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def parse_time(text: str, now: float) -> float:
-    """Return the time of a text such as "18:00" or "12h", read at the time `now`, in seconds since 1970.
+    """Return the time that `text` means at the time `now`: "18:00", "12h" or an ISO date; in seconds since 1970.
 
     >>> parse_time("12h", 1000.0)
     44200.0
@@ -132,7 +132,7 @@ def parse_time(text: str, now: float) -> float:
 
 
 def clock(time_: float) -> str:
-    """Return a time as text, with the day if it is not today."""
+    """Return the time `time_` (seconds since 1970) as text in local time, with the day if it is not today."""
     then, now = datetime.fromtimestamp(time_).astimezone(), datetime.now().astimezone()
     return f"{then:%H:%M}" if then.date() == now.date() else f"{then:%a %d %b %H:%M}"
 
@@ -140,10 +140,11 @@ def clock(time_: float) -> str:
 def run_green(
     start: Callable[[], LaunchCommand], green: Green, signals: tuple[int, ...], *, quiet: bool
 ) -> int:
-    """Run a program while power is green and return its exit code; `start` returns its command.
+    """Run a program while power is green and return its exit code; `start` returns the command of the program.
 
     The program pauses by saving and exiting, so that a paused run uses no memory and no accelerator. The next
-    start of the program continues the same run. Only this process queries the grid service.
+    start of the program continues the same run. `signals` ask this process to pause the program and exit. Only
+    this process, not the program, queries the grid service.
     """
     from rearview._history import ACCOUNT
     from rearview.energy import Account, Gate, open_source
@@ -172,7 +173,7 @@ def run_green(
 
 
 def _ignore(_text: str) -> None:
-    """Print nothing: used with --quiet."""
+    """Print nothing; `run_green` uses this function in place of a printing one if `quiet` is True."""
 
 
 def _may_start(gate: Gate, green: Green, say: Callable[[str], None]) -> bool:
@@ -190,7 +191,7 @@ def _may_start(gate: Gate, green: Green, say: Callable[[str], None]) -> bool:
 
 
 def waiting_text(decision: GridDecision) -> str:
-    """Return in words the reason why a paused run waits, and until when."""
+    """Return a text that says why and until when a run waits."""
     until = "" if decision.until is None else f", until {clock(decision.until)}"
     return f"{decision.reason}{until} (Ctrl-C to stop waiting; nothing is lost)"
 
@@ -198,7 +199,7 @@ def waiting_text(decision: GridDecision) -> str:
 def _run_child(
     supervisor: Supervisor, command: LaunchCommand, gate: Gate, say: Callable[[str], None]
 ) -> int:
-    """Run the program until it ends or pauses because the gate closed; return its exit code."""
+    """Run the program until it ends, or until it has paused because `gate` closed; return its exit code."""
     from rearview.checkpointer.supervisor import Child
 
     def pause() -> bool:
@@ -218,7 +219,7 @@ def _run_child(
 
 
 def last_time(run_folder: Path) -> float | None:
-    """Return how many hours the run in `run_folder` took, or None if they were not measured."""
+    """Return the hours for which the run in `run_folder` computed, or None if they were not measured."""
     from rearview._history import ACCOUNT
     from rearview.energy import Account
 
@@ -227,7 +228,7 @@ def last_time(run_folder: Path) -> float | None:
 
 
 def grid_setting() -> str:
-    """Return the grid service to query, from the project's settings or the environment."""
+    """Return the setting `grid` (from the project's settings or the environment): the grid service to query."""
     from rearview._history import Project
     from rearview.config import Settings
 
@@ -237,7 +238,7 @@ def grid_setting() -> str:
 
 _LIGHTS = {-1: "grid congested", 0: "red", 1: "yellow", 2: "green"}
 _MARGIN = 3600.0
-"""Seconds of grid data to request before and after a run."""
+"""Seconds before and after a run for which grid data are requested too."""
 
 
 def grid_option(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -324,7 +325,8 @@ def report(which: str, grid: str | None, offline: bool, as_json: bool) -> None:
     """Show when a run was on, the energy it used, and the CO2 that waiting saved.
 
     Energy is measured (RAPL, NVML) if the machine allows it, or else estimated, and the report says which. The
-    CO2 of the hours in which the run was on is compared with that of as many hours from its request on.
+    CO2 of the run is compared with the CO2 that it would have caused if it had started when it was requested and
+    never paused.
     """
     from rearview._history import ACCOUNT
     from rearview.energy import Account

@@ -1,4 +1,4 @@
-"""The command `rearview`: which commands there are, shell completion, and the exit code of each failure."""
+"""The command `rearview`: the list of its subcommands, shell completion, and the exit code of each failure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def completion(shell: str) -> None:
 
 OK = 0
 NO = 1
-"""Exit code of a negative answer: not exact, damage found, sources differ, nothing could be filled."""
+"""Exit code of a negative answer: a replay not exact, damage found, sources differ, nothing could be filled."""
 USAGE = 2
 BUG = 70
 INTERRUPTED = 130
@@ -93,7 +93,7 @@ class LazyGroup(click.Group):
     """A group whose commands are imported only when they are used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """Return the names of the commands in the order in which a newcomer uses them."""
+        """Return the names of the commands, in the order in which a new user needs them."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
@@ -108,7 +108,10 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that the words name; for an unknown one, raise and suggest the nearest."""
+        """Return (name, command, remaining words) for the words `args`.
+
+        If the first word is no command, raise an error that suggests the commands with similar names.
+        """
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             from difflib import get_close_matches
 
@@ -123,7 +126,7 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """Write the help text of each command without importing its module."""
+        """Write the list of commands with their help texts, without importing the modules of the commands."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
@@ -150,9 +153,8 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and end the process with the documented exit code."""
     words = list(sys.argv[1:] if args is None else args)
     for name in ("stdout", "stderr"):
-        if (
-            getattr(sys, name) is None
-        ):  # the caller closed this stream; the user's program finds it closed too
+        # the stream is None if the caller closed it; the file is not inherited, so it stays closed in the user's program
+        if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123 - until the end
     sys.exit(_run(words))
 
@@ -165,11 +167,11 @@ def _run(words: list[str]) -> int:
         output.usage(exc)
         return USAGE
     except (KeyboardInterrupt, click.Abort) as exc:
-        # click turns an interrupt into an Abort, after ending the line of the ^C
+        # click prints a line break after ^C and raises Abort in place of KeyboardInterrupt
         output.note(str(exc.__cause__ or "") or "Interrupted.")
         return INTERRUPTED
     except (BrokenPipeError, output.ReaderGone):
-        # the reader of our output has ended: print nothing, and do not let Python flush into the pipe
+        # the process that read our output has ended: replace stdout, so that Python's last flush does not fail
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return PIPE
     except RearviewError as exc:

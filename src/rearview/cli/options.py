@@ -1,4 +1,4 @@
-"""Options and arguments that several commands share: their parsing, and their shell completion."""
+"""Options and arguments that several commands share: how they are parsed and completed in a shell."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ BYTES = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
 }
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 _RUN_PREFIX = "\0"
-"""Put before -1, -2, … on a command line, so that click's parser does not take these runs for options."""
+"""Prefix that `TakesRuns` puts before -1, -2, …, so that click's parser does not take these runs for options."""
 
 
 def span(text: str) -> float:
-    """Return a span of time in seconds.
+    """Return the seconds of a span of time such as "10m"; raise BadParameter if `text` is none.
 
     >>> span("90"), span("10m"), span("1.5h")
     (90.0, 600.0, 5400.0)
@@ -43,7 +43,7 @@ def span(text: str) -> float:
 
 
 def nbytes(text: str) -> int:
-    """Return a size in bytes.
+    """Return the bytes of a size such as "2GiB"; raise BadParameter if `text` is none.
 
     >>> nbytes("500MB"), nbytes("2GiB"), nbytes("1000")
     (500000000, 2147483648, 1000)
@@ -58,7 +58,9 @@ _ITERATIONS = r"""[^=/]+=("[^"]*"|'[^']*'|[^=/"'])+"""
 
 
 def iterations(text: str) -> str:
-    """Return `text` if it has the form of iterations of loops; the planner checks whether the loops exist.
+    """Return `text` if it has the form of iterations of loops, else raise BadParameter.
+
+    Whether a run has these loops is checked later, by the planner.
 
     >>> iterations("epoch=3:5"), iterations("epoch=3/step=7"), iterations("file='a/b'")
     ('epoch=3:5', 'epoch=3/step=7', "file='a/b'")
@@ -72,7 +74,7 @@ def iterations(text: str) -> str:
 
 
 def pair(text: str) -> tuple[str, str]:
-    """Return both sides of NAME=VALUE.
+    """Return (name, value) of a text NAME=VALUE; raise BadParameter for any other text.
 
     >>> pair("lr=0.1")
     ('lr', '0.1')
@@ -84,15 +86,15 @@ def pair(text: str) -> tuple[str, str]:
 
 
 def without_prefix(text: str) -> str:
-    """Return an argument that names a run, without the prefix that `TakesRuns` added."""
+    """Return an argument that names a run, without the prefix that `TakesRuns` may have added."""
     return text.removeprefix(_RUN_PREFIX)
 
 
 class TakesRuns(click.Command):
-    """A command for which -1, -2, … are runs counted from the end, not options."""
+    """A click command for which -1, -2, … are runs counted from the newest, not options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the words; first add a prefix to -1, -2, …, so that the parser does not take these for options."""
+        """Parse the words `args`, after adding a prefix to -1, -2, …, which are runs and not options."""
         words = [_RUN_PREFIX + word if re.fullmatch(r"-\d+", word) else word for word in args]
         try:
             return super().parse_args(ctx, words)
@@ -104,7 +106,7 @@ class TakesRuns(click.Command):
 
 
 def complete_run(_ctx: Any, _param: Any, incomplete: str) -> list[CompletionItem]:
-    """Return the runs whose id or name begins with `incomplete`, newest first."""
+    """Return completions of `incomplete`: `latest`, and ids and names of runs, newest first."""
     from click.shell_completion import CompletionItem
 
     candidates: list[tuple[str, str]] = [("latest", "the newest run")]
@@ -130,12 +132,12 @@ def complete_name(_ctx: Any, _param: Any, incomplete: str) -> list[CompletionIte
 
 
 def project_folder() -> Path:
-    """Return the folder in which to look for the project: `REARVIEW_ROOT`, or the current folder."""
+    """Return the folder from which to look for the project: `REARVIEW_ROOT` if set, or the current folder."""
     return Path(os.environ.get("REARVIEW_ROOT") or Path.cwd())
 
 
 def open_history(*, trusting: bool = False) -> History:
-    """Return the history of the project of the current folder.
+    """Return the history of the project that contains the current folder (or `REARVIEW_ROOT`).
 
     With `trusting`, the store is opened even if links in it lead out of the store, because `rearview trust` needs this.
     """
@@ -208,7 +210,7 @@ def names_argument(*, required: bool) -> Decorator:
 
 
 def not_started(command: LaunchCommand, exc: OSError) -> UsageError:
-    """Return the error for a program that cannot be started."""
+    """Return the error to raise if starting the program of `command` failed with `exc`."""
     return UsageError(
         f"{command.command[0]} cannot be started in {command.folder}: {exc.strerror or exc}. "
         "Check that the folder and the interpreter are there.",
@@ -217,7 +219,7 @@ def not_started(command: LaunchCommand, exc: OSError) -> UsageError:
 
 
 def order_option(command: Any) -> Any:
-    """Add the option --order-by."""
+    """Give a command the option --order-by."""
     return click.option(
         "--order-by",
         "order",

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from rearview._history import History, Table
 
 SCREEN = 200
-"""Most rows of a table that are shown to people; further rows are counted."""
+"""Maximum number of rows that a table on the terminal shows; a note gives the number of further rows."""
 CAPTURED = 8
-"""Most captured columns of one origin that are named below a table."""
+"""Maximum number of captured columns (values not logged with Rearview) per origin that are named below a table."""
 SIGN = "*"
-"""Sign after a value that could not be proved."""
+"""Sign printed after a value that could not be proved."""
 FILLED_SIGN = "~"
-"""Sign after a value that was interpolated."""
+"""Sign printed after a value that was interpolated."""
 LEGENDS = {
     SIGN: f"{SIGN} unproved: the run recorded nothing to compare it with, or its replay did not end",
     FILLED_SIGN: f"{FILLED_SIGN} interpolated: never logged, computed from the values before and after it",
@@ -122,7 +122,10 @@ def table(
 
 
 def _print_captured(history: History, columns: list[str], *, every: bool) -> None:
-    """Print which columns have values that were not logged with Rearview, and which such columns are not shown."""
+    """Print which of `columns` have captured values, that is, values that were not logged with Rearview.
+
+    With `every`, also print which captured columns are not among `columns`.
+    """
     captured = history.captured()
     by_origin: dict[str, list[str]] = {}
     for name in columns:
@@ -140,7 +143,7 @@ def _print_captured(history: History, columns: list[str], *, every: bool) -> Non
 
 
 def _print_missing(history: History, name: str, where: str | None, which: list[str] | None) -> None:
-    """Print how many cells of an empty column a backfill can fill, and the cost."""
+    """Print how many cells of the empty column `name` a backfill can fill, and its cost."""
     try:
         with waiting("counting what is missing"):
             plan = history.plan([name], where=where, runs=which)
@@ -169,7 +172,7 @@ def sql(words: tuple[str, ...], unproved: bool, form: str) -> None:
     nothing can be written.
     """
     history = open_history()
-    query = " ".join(words)  # the query need not be in quotes
+    query = " ".join(words)  # several words if the user did not quote the query
     with waiting("asking"):
         answer = history.sql(query, unproved=unproved)
     print_table(answer, form)
@@ -177,7 +180,7 @@ def sql(words: tuple[str, ...], unproved: bool, form: str) -> None:
 
 
 def print_damage(history: History) -> None:
-    """Print on stderr which damaged files the answer leaves out."""
+    """Print on stderr which files are damaged, so that their values are not in the answer."""
     for text in history.problems():
         output.note(f"damaged: {text}")
 
@@ -188,23 +191,23 @@ class Marks:
     def __init__(self, table: Table) -> None:
         sign_columns = {SIGN: table.mark, FILLED_SIGN: table.interpolated}
         self.columns = {sign: column for sign, column in sign_columns.items() if column}
-        """For each sign, the column that lists the names whose values get the sign in a row."""
+        """Sign -> column of the table that lists, in each row, the names whose values get the sign."""
         self.names: dict[str, set[str]] = {sign: set() for sign in self.columns}
-        """For each sign, the names that got it in the rows so far."""
+        """Sign -> names of which a value got the sign in the rows so far."""
 
     @property
     def legends(self) -> list[str]:
-        """The meaning of each sign that a row so far has."""
+        """The explanation of each sign that occurred in the rows so far."""
         return [LEGENDS[sign] for sign, names in self.names.items() if names]
 
     def collect(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Return the row unchanged, and remember for which names its values get signs."""
+        """Return `row` unchanged, and add to `self.names` the names whose values get signs in this row."""
         for sign, column in self.columns.items():
             self.names[sign].update(filter(None, (row[column] or "").split(", ")))
         return row
 
     def with_signs(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Return the row for people: with signs after values, and without the columns that list names."""
+        """Return `row` for display: with signs after values, and without the columns that list names."""
         self.collect(row)
         out = {name: row[name] for name in row if name not in self.columns.values()}
         for sign, column in self.columns.items():
@@ -214,7 +217,7 @@ class Marks:
 
 
 def _print_unproved(table: Table, marks: Marks) -> None:
-    """Print on stderr which names have values that could not be proved."""
+    """Print on stderr which names have values in `table` that could not be proved, if any have."""
     names = sorted(marks.names[SIGN]) if table.mark else table.unproved
     if names:
         certainty = "are" if table.mark else "may be"
@@ -245,7 +248,7 @@ def print_table(table: Table, form: str) -> None:
             output.out("\n" + "\n".join(marks.legends))
         _print_unproved(table, marks)
         return
-    if columns == ["explain_key", "explain_value"]:  # print the text of EXPLAIN as it is
+    if columns == ["explain_key", "explain_value"]:  # an EXPLAIN: print its text without a table
         for _, plan in rows:
             output.out(plan)
         return
@@ -274,7 +277,7 @@ def print_table(table: Table, form: str) -> None:
 INK = (output.CYAN, output.RED, output.GREEN, output.YELLOW)
 """Colours of the lines on a terminal, in order."""
 LEGEND = 12
-"""Most lines that the legend in a terminal names; the others are counted."""
+"""Maximum number of lines that the legend on a terminal names; then follows the number of further lines."""
 
 
 @click.command(cls=TakesRuns)
@@ -297,10 +300,10 @@ def plot(
 ) -> None:
     """Plot logged values, all runs in one picture, a line per run and name.
 
-    With --by, a line per value of an argument: the mean of its runs.
+    With --by, there is a line per value of an argument: the mean of the runs with this value.
 
-    Across is the loop that the values were logged in; for values of nested loops, how many had been
-    logged before. Values that are no numbers are left out, and a line breaks at NaN.
+    The horizontal axis is the loop in which the values were logged; for values of nested loops, it is the
+    number of values logged before. Values that are not numbers are left out, and a line breaks at NaN.
     """
     if destination is not None and destination.suffix.lower() not in {".svg", ".png"}:
         raise click.BadParameter(

@@ -1,8 +1,8 @@
 """Commands that start the user's program: run, resume.
 
-People put `rearview run` before a command that they know: an interpreter, a shell script, or a launcher such
-as torchrun. `program_of` finds the script or module in this command. If `rearview run` cannot record the command,
-the error says which command to type.
+Users may put `rearview run` before the command that they usually type: an interpreter, a shell script, or a launcher
+such as torchrun. `program_of` finds the script or module in this command. If `rearview run` cannot record the
+command, the error says which command to type.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _FLAGS = {
     "-v": {"PYTHONVERBOSE": "1"},
     "-s": {"PYTHONNOUSERSITE": "1"},
 }
-"""Options of Python, and the environment variables that have the same effect."""
+"""Option of Python -> environment variable, with its value, that has the same effect."""
 _LAUNCHERS = {
     "torchrun": "torchrun {options} --no-python rearview run {program}",
     "accelerate": "accelerate launch {options} --no_python rearview run {program}",
@@ -64,9 +64,9 @@ _LAUNCHERS = {
     "srun": "srun {options} rearview run {program}",
     "horovodrun": "horovodrun {options} rearview run {program}",
 }
-"""Programs that start several processes, and their command line with `rearview run` in the right place."""
+"""Program that starts several processes -> its command line with `rearview run` in the right place."""
 _WRAPPERS = {"uv", "poetry", "pdm", "hatch", "pipenv", "conda", "nohup", "time", "env", "nice"}
-"""Programs that start one program; `rearview run` goes between the two."""
+"""Programs that start another program; `rearview run` must come after this word and before that program."""
 _SHELL = re.compile(rb"#!.*\b(ba|da|z|k|fi)?sh\b")
 
 
@@ -82,7 +82,7 @@ class ProgramCall:
 
 
 def program_of(words: Sequence[str]) -> ProgramCall:
-    """Return the script or module that the command `words` starts; if there is none, raise and say what to type.
+    """Return the script or module that the command `words` starts; if there is none, raise an error with advice.
 
     >>> program_of([sys.executable, "-u", "train.py", "--lr", "1"])
     ProgramCall(target='train.py', args=('--lr', '1'), module=False, environment={'PYTHONUNBUFFERED': '1'})
@@ -138,7 +138,7 @@ def _python(program: str, remaining_words: list[str]) -> ProgramCall:
 
 
 def _check_interpreter(program: str) -> None:
-    """Raise if the interpreter `program` belongs to another environment, which has other packages."""
+    """Raise if the interpreter `program` is not the one of this process: it may have other packages."""
     interpreter = shutil.which(program)
     if interpreter is None or Path(interpreter).parent == Path(sys.executable).parent:
         return
@@ -155,7 +155,7 @@ def _check_interpreter(program: str) -> None:
 
 
 def _split(words: Sequence[str]) -> tuple[str, str]:
-    """Return a launcher's own options and the program that it starts, both as text."""
+    """Return (options of the launcher, program with its arguments) of the words after a launcher, both as text."""
     for position, word in enumerate(words):
         if word.endswith(".py") and not word.startswith("-"):
             return shlex.join(_without_python(words[:position])), shlex.join(words[position:])
@@ -218,7 +218,7 @@ def _is_shell(file: Path) -> bool:
 
 
 def _shell_script(file: Path) -> str:
-    """Return advice how to change a shell script: the first line that starts Python, and the new text of this line."""
+    """Return a text that tells the user how to change the line of a shell script that starts Python."""
     head = f"{file} is a shell script; Rearview records the Python program that it starts."
     try:
         lines = file.read_text("utf-8", errors="replace").splitlines()
@@ -241,7 +241,7 @@ def _shell_script(file: Path) -> str:
 
 
 def _notebook_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that only notebooks have."""
+    """Give a command the options that only apply to notebooks."""
     command = click.option(
         "--timeout",
         type=span,
@@ -257,10 +257,10 @@ def _notebook_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class ProgramCommand(click.Command):
-    """A command whose own options come before the program's name, as with `python`."""
+    """A click command whose options come before the name of a program; later words belong to the program."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the words before the script, or up to the module's name."""
+        """Parse the command's own options in `args`; raise if an unknown option comes before the program's name."""
         try:
             return super().parse_args(ctx, self.end_options_after_module(args))
         except click.NoSuchOption as exc:
@@ -272,7 +272,7 @@ class ProgramCommand(click.Command):
             ) from exc
 
     def end_options_after_module(self, args: list[str]) -> list[str]:
-        """Return the words with `--` after `-m MODULE`, because the words after that belong to the module."""
+        """Return `args` with `--` inserted after `-m MODULE`, so that later words count as arguments of the module."""
         takes_value = {
             name
             for param in self.params
@@ -436,7 +436,7 @@ def run(
             grid_setting(), by, hours, share, grams, exits_when_paused=exit_when_paused
         )
         if by is not None:
-            parse_time(by, 0.0)  # raises for a typing error now, not when power is green
+            parse_time(by, 0.0)  # called for its error only: report a typing error before waiting
             if hours is None:
                 green_settings = replace(
                     green_settings,
@@ -451,13 +451,13 @@ def run(
 
         return run_green(start, green_settings, preemption.signals, quiet=quiet)
     if preemption is not None:
-        # block signals: one that arrives now is delivered when the program can handle it
+        # the program inherits the blocked signals and unblocks them when it can handle them, so that none is lost
         signal.pthread_sigmask(signal.SIG_BLOCK, preemption.signals)
     command = start_run(target, arguments, **options)
     if not quiet:
         output.prefixed_note(f"recording {'-m ' if program_call.module else ''}{target}")
     if not quiet and preemption is not None:
-        print_notes(command)  # the command may resume a stopped run
+        print_notes(command)  # there are notes if the command resumes a stopped run
     if notebook:
         stopped = resumed_run(command)
         data = data if stopped is None else open_history().notebook(stopped)
@@ -467,7 +467,10 @@ def run(
 
 
 def _last_time(target: str, args: list[str], module: bool, *, quiet: bool) -> float | None:
-    """Return how many hours the program took last time, and print it."""
+    """Return the hours that a similar run of the program took, or None if not known; print the result.
+
+    Nothing is printed if `quiet` is True.
+    """
     from rearview._history import similar_run
 
     similar = similar_run(target, args, module=module)
@@ -484,7 +487,7 @@ def _last_time(target: str, args: list[str], module: bool, *, quiet: bool) -> fl
 
 
 def _check_target(program: ProgramCall) -> None:
-    """Raise if the program to run is a script that does not exist."""
+    """Raise if `program` is a script that does not exist or cannot be read."""
     if not program.module:
         check_script(Path(program.target))
 
@@ -506,7 +509,7 @@ def _preemption(signals: tuple[str, ...], remote: str | None, retries: int) -> P
 
 
 def check_script(script: Path) -> None:
-    """Raise, with a hint, if a script does not exist or cannot be read."""
+    """Raise an error with a hint if `script` does not exist, is a folder, or cannot be read."""
     if script.is_dir():
         raise UsageError(
             f"{script} is a folder. Name the script in it, or run a package with "
@@ -526,7 +529,7 @@ def check_script(script: Path) -> None:
 
 
 def _nearest_script(script: Path) -> str:
-    """Return a sentence that suggests an existing script for the mistyped `script`."""
+    """Return a sentence that suggests an existing script for `script`, which does not exist."""
     from difflib import get_close_matches
 
     scripts_here = sorted(path.name for path in Path().glob("*.py"))
@@ -592,13 +595,13 @@ def resume(
 
 
 def print_notes(command: LaunchCommand) -> None:
-    """Print the notes of a command before the program starts."""
+    """Print the notes of `command`, for example on changed source, before its program starts."""
     for text in command.notes:
         output.prefixed_note(text)
 
 
 def replace_process(command: LaunchCommand) -> None:
-    """Replace this process by the user's program."""
+    """Replace this process by the program that `command` starts; return only by raising if that fails."""
     sys.stdout.flush()
     sys.stderr.flush()
     try:

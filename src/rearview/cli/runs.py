@@ -40,7 +40,7 @@ STATUS = {
 }
 
 VARIABLES = 12
-"""Most environment variables that are named; the others are counted."""
+"""Maximum number of environment variables that `show` names; then follows the number of further variables."""
 
 
 @click.command()
@@ -92,7 +92,7 @@ ls = runs
 
 
 def _list(runs: list[Run], *, wide: bool) -> None:
-    """Print a table of runs, with columns for names and tags if there are any."""
+    """Print a table of runs, with columns for names and tags only if a run has any; `wide` does not cut long texts."""
     columns = ["run", "status", "started", "took", "name", "tags", "command"]
     rows = [
         [
@@ -126,7 +126,7 @@ def _about(run: Run) -> dict[str, Any]:
 
 
 def seconds_taken(run: Run) -> float | None:
-    """Return the seconds from start to end of a run, or None if the run has not ended."""
+    """Return the seconds from the start of a run to its end, or None if no end was recorded."""
     return None if run.ended is None else run.ended - run.started
 
 
@@ -195,7 +195,7 @@ def _print(comparison: Comparison, *, every: bool) -> None:
 
 
 def _content(row: Row, side: int) -> str:
-    """Return the first digits of the git hash of a file in a run."""
+    """Return the first digits of the git hash of the file `row` in run `side` (1 or 2), or "(no such file)"."""
     return row[side][:10] if row[side] else "(no such file)"
 
 
@@ -278,9 +278,9 @@ def note(which: str, text: tuple[str, ...], remove: bool) -> None:
 def rm(which: tuple[str, ...], yes: bool, dry_run: bool, as_json: bool) -> int | None:
     """Remove runs: records, checkpoints, replays and source.
 
-    Data that other runs need stays, and so do the files that the run wrote into your project. A run that
-    is running is refused, and so is one that other runs came from. On a terminal it asks first;
-    elsewhere it needs --yes. A removal that was interrupted is completed by saying it again.
+    Data that other runs need stays, and so do the files that the run wrote into your project. The command refuses
+    to remove a run that is running, or from which another run was started. On a terminal it asks first;
+    elsewhere it needs --yes. To complete an interrupted removal, give the command again.
     """
     history = open_history()
     if not dry_run and not yes:
@@ -311,7 +311,7 @@ def rm(which: tuple[str, ...], yes: bool, dry_run: bool, as_json: bool) -> int |
 
 
 def _removal_lines(removal: Removal) -> Iterator[str]:
-    """Yield a line for each run: what is removed with the run, and how much space this frees."""
+    """Yield a line for each run that names the data to remove with it, and a last line with the space to free."""
     for run in removal.removed:
         yield (
             f"{run.run}: its records, {plural(run.checkpoints, 'checkpoint')}, "
@@ -372,10 +372,11 @@ def _save(words: tuple[str, ...], folder: Path, *, as_json: bool) -> None:
         try:
             history.run(which)
         except RearviewError:
+            # the first word is neither a run nor a logged name: `save_values` reports it as an unknown name
             which, names = (
                 "latest",
                 words,
-            )  # the first word is an unknown name, and is reported as one
+            )
     with waiting("reading values"):
         saved = history.save_values(which, folder, names)
     if as_json:
@@ -403,7 +404,7 @@ def _printed(which: str, *, as_json: bool) -> None:
 
 
 def _failure(run: Run) -> str:
-    """Return how and where a run failed, or '' if it did not fail."""
+    """Return a text that says by which exception and at which point a run failed, or '' if it did not fail."""
     if not run.exit_code:
         return ""
     early = run.end.early
@@ -451,7 +452,10 @@ def _continued(run: Run) -> list[str]:
 
 
 def _environment(report: RunReport) -> list[str]:
-    """Return lines on the environment variables that replays restore, and those that differ and are not restored."""
+    """Return a line with the environment variables that replays restore, and a line with those that differ now.
+
+    The second line has only variables that replays do not restore. A line without variables is left out.
+    """
     then = report.environment
     if then is None:
         return []
@@ -478,7 +482,7 @@ def _checkpoints(report: RunReport) -> str:
 
 
 def _costs(costs: dict[str, Any]) -> list[str]:
-    """Return the costs of recording in sentences; costs without a sentence follow as `name: value`."""
+    """Return lines that describe the costs of recording; a cost without a description follows as `name: value`."""
     lines = []
     if "overhead" in costs and "computed" in costs:
         share, computed = costs.pop("overhead"), costs.pop("computed")
@@ -511,7 +515,7 @@ def _costs(costs: dict[str, Any]) -> list[str]:
 
 
 def _replay(replay: Replay) -> str:
-    """Return a line for one replay, with the reason if it is not exact."""
+    """Return a line about one replay: time, names, verdict and, if it is not exact, the reason."""
     names = ", ".join(replay.names) or "as recorded"
     proof = replay.proof
     verdict = str(proof) if proof.verdict is not Verdict.EXACT else str(proof.verdict)
@@ -543,7 +547,7 @@ def files(
     """List the files that a run wrote, and fetch them.
 
     A file is fetched from the project if it is as the run left it, else from the last checkpoint that
-    holds it; --at takes an earlier one. A file that is there is never overwritten.
+    holds it; --at takes an earlier checkpoint. An existing file is never overwritten.
     """
     history = open_history()
     if get is not None:

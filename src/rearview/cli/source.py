@@ -1,4 +1,4 @@
-"""Commands about source: inspect (will Rearview work on a script), propagate (statements in old versions), diff."""
+"""Commands about source: inspect (whether Rearview works on a script), propagate (statements in old versions), diff."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def _undone(history: History, run: str, names: tuple[str, ...], *, as_json: bool
 
 
 def _corrected(correction: Correction) -> str:
-    """Return a correction as one line of text."""
+    """Return a stored correction (where a statement belongs in a version) as one line of text."""
     names = ", ".join(correction.statement.logs or correction.statement.sets)
     which = f" ({correction.statement.occurrence + 1})" if correction.statement.occurrence else ""
     side = "after" if correction.after else "before"
@@ -184,7 +184,7 @@ def inspect(words: tuple[str, ...], module: str | None, everything: bool, as_jso
     variables that each changes, the logged names and their loggers, what cannot be checkpointed and why,
     and the places for a log statement. Files of the project that the script imports are read, too. The
     changed variables are estimated from the text (by the rules of the Flor paper); a recorded run looks at
-    the live objects instead. ARGS are not looked at. Exit code 1 if a file cannot be read.
+    the live objects instead. ARGS are ignored. Exit code 1 if a file cannot be read.
     """
     from rearview._history import inspect_script, script_of_module
 

@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
 PLANNERS = ("auto", "prp1", "prp2", "pc", "lfu", "none")
 PLAIN_EVERY = 10.0
-"""Seconds between lines of progress if stderr is not a terminal."""
+"""Seconds between printed lines of progress if stderr is not a terminal."""
 
 
 def _open(words: Sequence[str]) -> OpenedStudy:
-    """Return the study of the given programs, RO-Crate folder or runs (without words, all runs)."""
+    """Return the study of the programs, the RO-Crate folder or the runs that `words` name; of all runs if empty."""
     from rearview.multiversion.make_study import names_programs, open_programs, open_runs
 
     if names_programs(words):
@@ -161,7 +161,7 @@ def pack(package: Path, words: Sequence[str], embed: int, title: str, as_json: b
 
 
 def study_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give `replay` the options for packages and programs."""
+    """Give the command `replay` the options that apply only to packages and programs, not to recorded runs."""
     options = [
         click.option("--cache", type=nbytes, metavar="SIZE", help="Memory for states: 2GB."),
         click.option("--disk", type=nbytes, metavar="SIZE", help="Disk for states: none."),
@@ -211,7 +211,10 @@ def study_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def replay_programs(words: Sequence[str], *, as_json: bool, quiet: bool, **choices: Any) -> int:
-    """Replay a package, scripts or notebooks; return the exit code."""
+    """Replay a package, or scripts and notebooks, named by `words`; return the exit code of the command.
+
+    `choices` has the options of `study_options`.
+    """
     from rearview.multiversion.compare_outputs import Tolerance
     from rearview.multiversion.render import plan_lines
     from rearview.multiversion.replay_study import ReplayOptions, plan_study
@@ -291,7 +294,7 @@ def _open_package(
 
 
 def _confirm_package(reader: PackageReader, opened: OpenedStudy, *, yes: bool) -> bool:
-    """Print what a package contains and would run; return True if the user agrees."""
+    """Print what a package contains and would run; return True if the user agrees, now or by `yes` (--yes)."""
     from rearview.multiversion.package_metadata import requirements
 
     manifest = reader.manifest
@@ -332,7 +335,11 @@ def _confirm_package(reader: PackageReader, opened: OpenedStudy, *, yes: bool) -
 
 
 def _interpreter(reader: PackageReader | None, study: Study, *, offline: bool, quiet: bool) -> str:
-    """Return the interpreter for a study: that of this process, or that of a new environment."""
+    """Return the path of the Python interpreter that replays a study.
+
+    For a package, it is that of an environment made for the package, else that of this process. With `offline`,
+    nothing is installed: it is that of this process, and differences in packages are printed as warnings.
+    """
     if reader is None:
         return sys.executable
     import hashlib
@@ -411,7 +418,7 @@ def _run(
 
 
 class TreeView:
-    """Shows the tree during a replay: which cells have run, which cells run now, which states are kept."""
+    """Shows the execution tree during its replay: which cells have run, which run now, which states are kept."""
 
     def __init__(self, tree: ExecutionTree, seconds: float) -> None:
         from rearview.multiversion.render import depth_first, tree_lines
@@ -427,7 +434,7 @@ class TreeView:
         self._done = 0.0
 
     def __call__(self, event: ReplayEvent) -> None:
-        """Update what is shown after an event of the replay."""
+        """Update the tree on the terminal after `event`; without a terminal, print a line of progress at intervals."""
         with self._lock:
             row = self._rows.get(event.node)
             if row is not None:

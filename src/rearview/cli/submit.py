@@ -16,21 +16,21 @@ from rearview.cli.terminal import output
 from rearview.errors import SiteError, UsageError
 
 _OWN = {"preemptible", "quiet"}
-"""Options of `run` that `submit` sets itself."""
+"""Options of `run` that the user cannot give to `submit`, because `submit` sets them itself."""
 RUN_OPTIONS = [
     param for param in run.params if isinstance(param, click.Option) and param.name not in _OWN
 ]
 CODE = (".py", ".toml", ".yaml", ".yml", ".json", ".ini", ".cfg")
 SKIPPED = {"__pycache__", "venv", "node_modules", "site-packages", "wandb", "mlruns"}
 EXIT_EVERY = "1h"
-"""Default of --exit-every: the most work that is lost if a machine dies under HTCondor."""
+"""Default of --exit-every under HTCondor: at most this much work is lost if a machine dies."""
 
 
 class Submit(ProgramCommand):
-    """A command that stores the words of its command line, so that the job can use them too."""
+    """A command that keeps the words of its command line, so that the job's command line can repeat the options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Store the words, and parse them."""
+        """Store the words `args` in `ctx.meta["words"]`, and parse them."""
         ctx.meta["words"] = self.end_options_after_module(list(args))
         return super().parse_args(ctx, args)
 
@@ -152,7 +152,10 @@ def submit(
 
 
 def _options(ctx: click.Context, *, condor: bool) -> list[str]:
-    """Return the options of `run` as the user wrote them."""
+    """Return the options of `run` that the user gave to `submit`, as words of a command line.
+
+    With `condor`, --exit-every is added if the user did not give it.
+    """
     parsed, _, _ = ctx.command.make_parser(ctx).parse_args(list(ctx.meta["words"]))
     if condor:
         parsed.setdefault("exit_every", EXIT_EVERY)
@@ -170,7 +173,7 @@ def _options(ctx: click.Context, *, condor: bool) -> list[str]:
 
 
 def _code(folder: Path) -> list[str]:
-    """Return the project's code: Python files in the folder, and folders that contain Python files."""
+    """Return the paths of the project's code: files in `folder` with a suffix in `CODE`, folders with Python files."""
     paths = []
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or path.name in SKIPPED or path.suffix == ".results":
@@ -192,7 +195,7 @@ def _existing(path: str) -> str:
 
 
 def _results(file: Path) -> Path:
-    """Return the path of a new folder for the job's results, next to the job file."""
+    """Return a path that does not exist yet, next to the job file `file`, for the folder of the job's results."""
     folder, number = file.with_suffix(".results"), 1
     while folder.exists():
         number += 1

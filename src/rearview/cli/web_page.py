@@ -1,4 +1,4 @@
-"""The command that shows the project in a browser: ui."""
+"""The command `ui`, which shows the project in a browser."""
 
 from __future__ import annotations
 

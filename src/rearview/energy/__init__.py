@@ -1,6 +1,6 @@
-"""When power is green: fetch data about the grid, decide when to run, measure the energy used.
+"""Run when power is green: fetch data about the power grid, decide when to run, measure the energy of a run.
 
-No failure here ends a run.
+An error in this package, such as a server that does not answer, never ends a run.
 """
 
 from rearview.energy.grid import (

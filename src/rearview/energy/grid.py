@@ -1,6 +1,6 @@
-"""Grid carbon data: samples and forecasts from energy-charts, Electricity Maps and WattTime.
+"""CO2 data of the power grid: samples and forecasts from energy-charts, Electricity Maps and WattTime.
 
-A source rarely sends requests, caches the answer in a file, and raises no errors.
+A `Source` sends few requests, keeps the last answer in a file, and does not raise if a request fails.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from rearview.errors import UsageError
 
 WIND = 12.0
 GAS = 490.0
-"""Grams of CO2 per kWh over the life cycle, medians of IPCC AR5 (WG III, annex III, 2014)."""
+"""`WIND` and `GAS`: grams of CO2 per kWh of a plant's life cycle, medians of IPCC AR5 (WG III, annex III, 2014)."""
 
 STALE = 6 * 3600.0
-"""Most seconds for which a sample is valid."""
+"""Maximum number of seconds for which a sample is valid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +34,17 @@ class GridSample:
     """The state of the grid from `start` until the next sample; unknown values are None."""
 
     start: float
-    """Seconds since 1970."""
+    """Time at which this state begins, in seconds since 1970."""
     share: float | None = None
     """Renewable share of the load in percent; above 100 while power is exported."""
     light: int | None = None
-    """Traffic light: -1 grid congested, 0 red, 1 yellow, 2 green."""
+    """Traffic light of the source: -1 grid congested, 0 red, 1 yellow, 2 green."""
     grams: float | None = None
-    """CO2 per kWh as the source states it."""
+    """Grams of CO2 per kWh that the source states."""
 
     @property
     def intensity(self) -> float | None:
-        """Grams of CO2 per kWh: as stated, or estimated from the renewable share or the traffic light.
+        """Grams of CO2 per kWh: as stated, else estimated from the renewable share or the traffic light, else None.
 
         The estimate assumes that all power that is not renewable comes from gas, so it never
         overstates a saving in a grid with coal.
@@ -64,14 +64,14 @@ class GridSample:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The samples of one source, in order of time, or the problem why there are none."""
+    """The samples of one source, in order of time, and the problem if the last request for samples failed."""
 
     source: str
     attribution: str
     samples: tuple[GridSample, ...] = ()
     fetched: float = 0.0
     substitute: bool = False
-    """Whether the values are estimates of the source itself."""
+    """Whether the source says that it has estimated the values."""
     problem: str = ""
     """Why there are no new samples; empty if the last request succeeded."""
 
@@ -85,7 +85,7 @@ class Forecast:
         fetched: float,
         substitute: bool = False,
     ) -> Forecast:
-        """Return a forecast of the samples that have a value, sorted by time."""
+        """Return a forecast of the samples whose `intensity` is known, sorted; with a `problem` if there are none."""
         useful = sorted(
             (sample for sample in samples if sample.intensity is not None),
             key=lambda sample: sample.start,
@@ -94,9 +94,10 @@ class Forecast:
         return cls(source, attribution, tuple(useful), fetched, substitute, problem)
 
     def at(self, time: float) -> GridSample | None:
-        """Return the sample that is valid at `time`, or None if there is none.
+        """Return the sample that is valid at `time`, or None if no sample is.
 
-        The last sample lasts as long as the sample before it, or an hour if it is the only sample.
+        A sample is valid until the next sample, and at most `STALE` seconds. The last sample is valid as long as the
+        sample before it, or for an hour if it is the only sample.
         """
         index = bisect_right([sample.start for sample in self.samples], time) - 1
         if index < 0:
@@ -105,11 +106,11 @@ class Forecast:
 
     @property
     def end(self) -> float:
-        """Time at which the last sample ends, or 0 if there are no samples."""
+        """Time at which the last sample stops being valid (seconds since 1970), or 0 if there are no samples."""
         return self.end_of(len(self.samples) - 1) if self.samples else 0.0
 
     def end_of(self, index: int) -> float:
-        """Return the time at which the sample at `index` ends."""
+        """Return the time at which the sample at `index` stops being valid, in seconds since 1970."""
         samples = self.samples
         step = samples[-1].start - samples[-2].start if len(samples) > 1 else 3600.0
         step = min(step, STALE)
@@ -118,7 +119,7 @@ class Forecast:
         return samples[index].start + step
 
 
-# urllib is imported on the first request: a run that only measures energy does not need it
+# `Source._get` imports urllib, because a run that only measures energy does not need it
 
 
 class Source(ABC):
@@ -150,14 +151,14 @@ class Source(ABC):
 
     @abstractmethod
     def _fetch(self) -> Forecast:
-        """Fetch and return a new forecast; may raise any exception."""
+        """Request a new forecast from the service and return it; may raise any exception."""
 
     @abstractmethod
     def _fetch_measured(self, begin: float, end: float) -> Forecast:
-        """Fetch and return the measured samples from `begin` to `end`; may raise any exception."""
+        """Request the measured samples from `begin` to `end` (seconds since 1970); may raise any exception."""
 
     def outlook(self) -> Forecast:
-        """Return the newest forecast, fetched now if `pause` seconds have passed; never raises."""
+        """Return the newest forecast; request a new one if the last request was `pause` seconds ago; never raise."""
         now = self._clock()
         if now < self._not_before:
             return self._last
@@ -176,7 +177,7 @@ class Source(ABC):
         return self._last
 
     def measured(self, begin: float, end: float) -> Forecast:
-        """Return the measured samples of a past interval, or an empty forecast with the problem."""
+        """Return the measured samples from `begin` to `end`, or a forecast without samples that has the problem."""
         try:
             return self._fetch_measured(begin, end)
         except Exception as exc:
@@ -248,11 +249,11 @@ def _detail(exc: Any) -> str:
 
 
 POUNDS_PER_MWH = 0.45359237
-"""Grams per kWh in one pound per MWh."""
+"""Factor from pounds per MWh to grams per kWh."""
 
 
 class EnergyCharts(Source):
-    """Traffic light and renewable share of European countries by Fraunhofer ISE; free of charge."""
+    """Source of the traffic light and renewable share of European countries, by Fraunhofer ISE; free of charge."""
 
     name = "energy-charts"
     attribution = "Data: Energy-Charts, Fraunhofer ISE (energy-charts.info), CC BY 4.0"
@@ -297,7 +298,7 @@ class EnergyCharts(Source):
 
 
 class ElectricityMaps(Source):
-    """Carbon intensity of a zone; needs a token (`ELECTRICITYMAPS_TOKEN`)."""
+    """Source of the grams of CO2 per kWh in a zone; needs a token (`ELECTRICITYMAPS_TOKEN`)."""
 
     name = "electricity-maps"
     attribution = "Data: Electricity Maps (electricitymaps.com)"
@@ -322,7 +323,8 @@ class ElectricityMaps(Source):
 
         query, headers = {"zone": self.zone}, {"auth-token": self._token}
         points = [self._get("/v3/carbon-intensity/latest", query, headers)]
-        with contextlib.suppress(urllib.error.HTTPError, KeyError):  # not in every subscription
+        # some subscriptions have no forecast
+        with contextlib.suppress(urllib.error.HTTPError, KeyError):
             points += self._get("/v3/carbon-intensity/forecast", query, headers)["forecast"]
         return self._forecast(_samples(points))
 
@@ -334,7 +336,7 @@ class ElectricityMaps(Source):
 
 
 class WattTime(Source):
-    """Marginal emissions of a region; needs an account (`WATTTIME_USER`, `WATTTIME_PASSWORD`)."""
+    """Source of the marginal emissions of a region; needs an account (`WATTTIME_USER`, `WATTTIME_PASSWORD`)."""
 
     name = "watttime"
     attribution = "Data: WattTime (watttime.org)"
@@ -387,7 +389,8 @@ SOURCES: dict[str, type[Source]] = {
 def open_source(text: str = "energy-charts:de", **options: Any) -> Source:
     """Return the source for a text such as `energy-charts:de` or `electricity-maps:FR`.
 
-    The address of a proxy or cache of the service may follow after an `@`.
+    The name of the service comes first, then a country, zone or region. After an `@` may follow the address of
+    a proxy or cache of the service. `options` go to the class of the source.
 
     >>> open_source("energy-charts:at@http://localhost:8000").url
     'http://localhost:8000'

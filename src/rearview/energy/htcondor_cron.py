@@ -1,4 +1,4 @@
-"""`python -m rearview.energy.htcondor_cron`: print whether power is green as ClassAd attributes of a node.
+"""`python -m rearview.energy.htcondor_cron`: print ClassAd attributes that say whether power is green at a node.
 
 HTCondor runs this command as a STARTD_CRON job; docs/green.md has the configuration.
 """
@@ -16,7 +16,10 @@ from rearview.energy.schedule import Rule, decide
 
 
 def classad(source: str, rule: Rule, *, url: str = "", cache: Path | None = None) -> str:
-    """Return the ClassAd attributes, one per line, and then the line `-`, on which HTCondor publishes them."""
+    """Return the ClassAd attributes, one per line, then the line `-`, after which HTCondor publishes the attributes.
+
+    `source` is a text for `open_source`; `url` replaces the address of its service, if not empty.
+    """
     options = {"cache": cache, **({"url": url} if url else {})}
     outlook = open_source(source, **options).outlook()
     now = time.time()

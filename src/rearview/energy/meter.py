@@ -1,7 +1,7 @@
-"""Energy used by a run, measured by counters of the machine or else estimated, and the report about it.
+"""Energy used by a run, from counters of the machine or else estimated, and the report about the energy.
 
-A run appends the intervals in which it ran, and the energy it used, to its account file. The report compares the
-CO2 of the run with the CO2 of a run without waiting.
+A run appends to its account file the intervals in which it ran, with the energy that it used. The report compares
+the CO2 of the run with the CO2 that the run would have caused without waiting for green power.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from rearview.durable_files import add_check, is_intact
 from rearview.energy.grid import Forecast, GridSample
 
 FORMAT = 2
-"""Format of account files: from 2 on, every line has a checksum."""
+"""Number of the format of account files; from format 2 on, every line has a checksum."""
 _GAP = 0.001
-"""Most seconds that rounding puts between the end of an interval and the start of the next."""
+"""Intervals that are fewer seconds apart count as adjacent: rounding may separate them."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunInterval:
-    """A time interval in which the run computed."""
+    """A time interval in which the run computed, the energy used, and `how` the energy was measured."""
 
     begin: float
     end: float
@@ -47,16 +47,16 @@ class EnergyReport:
     """Grams of CO2 if the run had started when it was requested and never paused, or None if not known."""
     attribution: tuple[str, ...] = ()
     requested: float | None = None
-    """Time at which the run was requested, or None if that was not recorded."""
+    """Time at which the user asked to start the run (seconds since 1970), or None if not recorded."""
 
     @property
     def seconds(self) -> float:
-        """Seconds for which the run computed."""
+        """Total number of seconds for which the run computed."""
         return sum(interval.end - interval.begin for interval in self.intervals)
 
     @property
     def joined_intervals(self) -> tuple[RunInterval, ...]:
-        """The intervals, with adjacent intervals joined."""
+        """The intervals of the run; adjacent intervals measured in the same way are joined into one."""
         joined: list[RunInterval] = []
         for interval in self.intervals:
             last = joined[-1] if joined else None
@@ -77,22 +77,22 @@ class EnergyReport:
 
 
 class Account:
-    """The file to which a run appends the intervals in which it computed, one line each."""
+    """The file of a run with the intervals in which it computed, and the grid data; one line is added at a time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._recorded_samples: dict[float, GridSample] = {}
 
     def note_request(self, time: float) -> None:
-        """Record when the run was requested; if called again, the first time counts."""
+        """Record the time at which the user asked to start the run; if called again, the first `time` counts."""
         self._append({"asked": time})
 
     def on(self, interval: RunInterval) -> None:
-        """Record an interval in which the run computed."""
+        """Append an interval in which the run computed to the account file."""
         self._append({"on": asdict(interval)})
 
     def grid(self, outlook: Forecast) -> None:
-        """Record the state of the grid for the report, without samples that did not change."""
+        """Record those samples of `outlook` that are new or changed since they were last recorded."""
         changed_samples = [
             sample
             for sample in outlook.samples
@@ -107,9 +107,10 @@ class Account:
         )
 
     def report(self, measured: Forecast | None = None) -> EnergyReport:
-        """Return the report of all recorded intervals; a last line that was cut off is ignored.
+        """Return the report of all recorded intervals; damaged or incomplete lines of the file are ignored.
 
-        `measured` is the state of the grid as it was measured later; it replaces the recorded forecasts.
+        `measured` has samples of the grid that were measured after the run. In the time that these samples cover,
+        they replace the recorded forecasts.
         """
         requested: float | None = None
         intervals: list[RunInterval] = []
@@ -128,7 +129,7 @@ class Account:
             if "on" in row:
                 intervals.append(RunInterval(**row["on"]))
             if "grid" in row:
-                # a later forecast of the same time is more precise
+                # a later line replaces an earlier forecast of the same time: it is more precise
                 samples |= {values[0]: GridSample(*values) for values in row["grid"]}
                 sources[row["source"]] = row["attribution"]
         self._recorded_samples = dict(samples)
@@ -143,7 +144,7 @@ class Account:
     def _append(self, row: dict[str, object]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         line = add_check(json.dumps({"format": FORMAT, **row}).encode()) + b"\n"
-        # the group may write the file if it may write the folder
+        # the file's group may write the file if the folder's group may write the folder
         mode = 0o660 if self.path.parent.stat().st_mode & 0o020 else 0o600
         fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, mode)
         try:
@@ -155,7 +156,10 @@ class Account:
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
-    """Return the content of a line, or None if the line is cut off or damaged. Format 1 has no checksums."""
+    """Return the content of a line of an account file, or None if the line is cut off or damaged.
+
+    Lines of format 1 have no checksum.
+    """
     intact = is_intact(line)
     try:
         row = json.loads(line) if intact is not False else None
@@ -173,7 +177,9 @@ def report(
     requested: float | None = None,
     attribution: tuple[str, ...] = (),
 ) -> EnergyReport:
-    """Return the report of a run that computed in `intervals`, with the grid as in `outlook`.
+    """Return the report of a run that computed in `intervals`, with the CO2 per kWh of the samples in `outlook`.
+
+    `requested` is the time at which the user asked to start the run; if None, the start of the first interval.
 
     >>> grid = Forecast.of("x", "", [GridSample(0, grams=400.0), GridSample(3600, grams=100.0)], fetched=0)
     >>> ran = [RunInterval(3600, 7200, kwh=2.0, how="RAPL")]
@@ -200,7 +206,7 @@ def report(
 
 
 def _mean(outlook: Forecast, begin: float, end: float) -> float | None:
-    """Return the mean grams of CO2 per kWh from `begin` to `end`, or None if they are not known throughout."""
+    """Return the mean grams of CO2 per kWh from `begin` to `end`, or None if samples do not cover all that time."""
     if end <= begin:
         sample = outlook.at(begin)
         return None if sample is None else sample.intensity
@@ -215,25 +221,26 @@ def _mean(outlook: Forecast, begin: float, end: float) -> float | None:
 
 RAPL = Path("/sys/class/powercap")
 WATTS_PER_CORE = 10.0
-"""Assumed power of one busy core with its share of memory, if nothing can be measured."""
+"""Assumed watts of one busy core with its share of memory, for processors whose counters cannot be read."""
 
 JOULES_PER_KWH = 3.6e6
-"""Joules in one kWh."""
+"""Number of joules in one kWh."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnergyReading:
-    """Energy since the meter was started."""
+    """Energy used since a meter was made, and `how` it was measured."""
 
     kwh: float
     how: str
-    """`RAPL`, `RAPL + NVML`, or the estimate in words."""
+    """`RAPL` or a description of the estimate, followed by ` + NVML` if the cards were measured."""
 
 
 class Meter:
-    """Reads the energy counters of the processor (RAPL) and of NVIDIA cards (NVML).
+    """Reads the energy counters of the processors (RAPL) and of NVIDIA cards (NVML).
 
-    The counters are those of the whole machine, with all its users.
+    The counters count the energy of the whole machine, with all its users. If the processors have no readable
+    counters, their energy is estimated from the processor time of this process and its descendants.
     """
 
     def __init__(
@@ -269,15 +276,16 @@ class Meter:
 def process_cpu_seconds(pid: int | None = None) -> float:
     """Return the processor seconds of a process (by default this one) and all its descendants.
 
-    The workers of a data loader live as long as the training; the kernel adds their time to the parent
-    only when they end.
+    Child processes are added up one by one, because the kernel adds the time of a child to its parent only when
+    the child ends, and the workers of a data loader live as long as the training.
     """
     process_id = os.getpid() if pid is None else pid
     if pid is None:
         total = sum(os.times()[:4])
     else:
         try:
-            # after the name in brackets, 11 to 14 are user and system time of the process and of its ended children
+            # fields 11 to 14 after the name in brackets: user and system time of the process, then of its ended
+            # children
             fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
             total = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
         except (OSError, ValueError):
@@ -293,7 +301,7 @@ def process_cpu_seconds(pid: int | None = None) -> float:
 
 
 class _Zone:
-    """One processor package; its counter starts again at zero when it is full."""
+    """The energy counter of one processor package (socket); it starts again at zero when it is full."""
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "energy_uj"
@@ -312,9 +320,9 @@ class _Zone:
 
 
 def _packages(rapl: Path) -> list[Path]:
-    """Return the folders of the processor packages whose counters can be read.
+    """Return the folders in `rapl` of the processor packages (sockets) whose counters can be read.
 
-    The counter of a package includes those of its parts, such as cores.
+    Folders of parts of a package, such as its cores, are left out: the package's counter includes their energy.
     """
     zones = []
     for folder in sorted(rapl.glob("intel-rapl:*")):
@@ -330,7 +338,7 @@ def _packages(rapl: Path) -> list[Path]:
 
 
 def _nvml() -> float | None:
-    """Return the joules that all NVIDIA cards used since the driver was loaded, or None."""
+    """Return the joules that all NVIDIA cards used since the driver was loaded, or None if they cannot be read."""
     try:
         import pynvml
 
@@ -344,8 +352,8 @@ def _nvml() -> float | None:
 class EnergyLog:
     """Writes the time and energy that this process uses to an account, as one interval per call of `note`.
 
-    `beat` may be called often, from any thread, and writes once in `every` seconds, so that a kill loses only
-    the last seconds. Time in which the machine was suspended does not count.
+    `beat` may be called often, from any thread, and writes once in `every` seconds, so that a process that is
+    killed loses at most the last `every` seconds. Time in which the machine was suspended does not count.
     """
 
     def __init__(
@@ -364,12 +372,12 @@ class EnergyLog:
         self._noted_at, self._kwh, self._suspended = clock(), 0.0, self._slept()
 
     def beat(self) -> None:
-        """Call `note` if the last call was `every` seconds ago."""
+        """Call `note` if at least `every` seconds have passed since its last call."""
         if self._clock() - self._noted_at >= self._every:
             self.note()
 
     def note(self) -> None:
-        """Write the time and energy since the last call to the account."""
+        """Write to the account the time and energy since the last call, or since this log was made."""
         with self._lock:
             reading, now, suspended = self._meter.read(), self._clock(), self._slept()
             begin = min(self._noted_at + max(0.0, suspended - self._suspended), now)
@@ -381,7 +389,7 @@ class EnergyLog:
 
 
 def seconds_suspended() -> float:
-    """Return the seconds that this machine was suspended since its start; 0 if unknown."""
+    """Return the number of seconds for which this machine was suspended since its start; 0 if not known."""
     boot = getattr(time, "CLOCK_BOOTTIME", None)
     if boot is None:
         return 0.0

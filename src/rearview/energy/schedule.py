@@ -1,7 +1,7 @@
 """Decide when a run should start, pause or wait for green power.
 
-`decide` is a pure function of a forecast and a rule. A `Gate` fetches forecasts, waits until the run may start,
-decides when the run should pause, and records the energy used.
+`decide` is a pure function of a forecast, the time and a rule. A `Gate` fetches forecasts, waits until the run may
+start, decides when the run should pause, and records the energy that the run used.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ from rearview.energy.grid import GAS, WIND, Forecast, GridSample, Source
 from rearview.energy.meter import Account, EnergyLog, Meter
 
 HALF_RENEWABLE = (WIND + GAS) / 2
-"""Grams of CO2 per kWh of half renewable power, the most that counts as green by default."""
+"""Grams of CO2 per kWh if half of the power is renewable. By default, this much or less counts as green."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What counts as green, and how much switching costs."""
+    """The user's rule for green power: which power counts as green, until when to finish, and when to pause."""
 
     share: float | None = None
-    """Least renewable share in percent that is green; if None, the source's own traffic light decides."""
+    """Lowest renewable share in percent that counts as green; if None, the traffic light of the source decides."""
     grams: float | None = None
-    """Most grams of CO2 per kWh that are green; replaces `share` and the traffic light."""
+    """Highest grams of CO2 per kWh that count as green; if given, `share` and the traffic light are ignored."""
     hours: float | None = None
-    """Hours of computing that the run still needs, if known."""
+    """Hours of computing that the run still needs, or None if not known."""
     deadline: float | None = None
     """Time (seconds since 1970) at which the run must be finished, or be started if `hours` is not known."""
     margin: float = 0.1
-    """Time to reserve before the deadline, as a share of `hours`."""
+    """Time to reserve before the deadline, as a fraction of `hours`."""
     switch: float = 900.0
-    """Seconds that a stop and a new start cost; shorter pauses are avoided."""
+    """Seconds that a stop and a new start of the run cost; pauses shorter than this are avoided."""
     pieces: bool = True
-    """Whether the work may be split into several windows (it is checkpointed)."""
+    """Whether the run may pause and continue, because it saves checkpoints; if not, it needs one unbroken window."""
 
     @property
     def latest(self) -> float | None:
-        """Time at which the run must start even if power is not green, or None without a deadline."""
+        """Time at which the run must start even if power is not green, or None if there is no deadline."""
         if self.deadline is None:
             return None
         return self.deadline - (self.hours or 0.0) * 3600 * (1 + self.margin)
@@ -50,16 +50,16 @@ class GridDecision:
 
     run: bool
     until: float | None
-    """Time at which to decide again, or None if the next change is not known."""
+    """Time at which to decide again (seconds since 1970), or None if the next change is not known."""
     reason: str
 
 
 def decide(outlook: Forecast, now: float, rule: Rule, *, running: bool) -> GridDecision:
-    """Return whether to compute now, and why.
+    """Return whether to compute now, and why; `running` says whether the run computes already.
 
-    If the rule has a deadline and the hours needed, the run uses the greenest hours before the deadline. If
-    not, the traffic light or the rule's threshold decides. The answer is always to run if the deadline is at
-    risk or the state of the grid is unknown: no run waits because of a guess.
+    If the rule has `deadline` and `hours`, the run uses the greenest hours before the deadline. If not,
+    `is_green` decides. The decision is always to run if the deadline is at risk or no sample is valid now: a
+    run does not wait because of a guess.
 
     >>> from rearview.energy.grid import GridSample
     >>> forecast = Forecast.of("x", "", [GridSample(h * 3600, share=s) for h, s in
@@ -69,7 +69,7 @@ def decide(outlook: Forecast, now: float, rule: Rule, *, running: bool) -> GridD
     """
     latest = rule.latest
     if latest is not None and now >= latest:
-        # this decision is final, so there is no time to decide again
+        # this decision does not change any more: no time to decide again
         return GridDecision(run=True, until=None, reason="the deadline leaves no time to wait")
     decision = _by_grid(outlook, now, rule, running=running)
     if not decision.run and latest is not None and decision.until is not None:
@@ -90,7 +90,7 @@ def _by_grid(outlook: Forecast, now: float, rule: Rule, *, running: bool) -> Gri
 
 
 def is_green(sample: GridSample, rule: Rule, *, running: bool) -> bool:
-    """Return True if `sample` is green enough; for a program that already runs, a yellow light is enough."""
+    """Return True if `sample` is green enough by `rule`; if the run is `running`, a yellow traffic light is enough."""
     if rule.grams is not None:
         return (sample.intensity or 0.0) <= rule.grams
     if rule.share is not None and sample.share is not None:
@@ -140,7 +140,7 @@ def _by_forecast(outlook: Forecast, now: float, rule: Rule, *, running: bool) ->
 
 
 def _slots(outlook: Forecast, now: float, rule: Rule) -> list[tuple[float, float, float]]:
-    """Return (begin, end, intensity) of the forecast from now to the deadline."""
+    """Return (begin, end, intensity) of each sample between `now` and the deadline, without congested times."""
     assert rule.deadline is not None
     slots = []
     for index, sample in enumerate(outlook.samples):
@@ -165,7 +165,7 @@ def _greenest(
 def _best_window(
     slots: list[tuple[float, float, float]], needed_seconds: float
 ) -> list[tuple[float, float]]:
-    """Return the window of `needed_seconds`, without a break, that has the least CO2."""
+    """Return a list with the one unbroken window (begin, end) of `needed_seconds` that has the least CO2."""
     last = max(end for _, end, _ in slots)
     first = slots[0][0]
     edges = [*(begin for begin, _, _ in slots), *(end - needed_seconds for _, end, _ in slots)]
@@ -218,7 +218,7 @@ def _describe(sample: GridSample) -> str:
 
 
 class Gate:
-    """Decides when a run may start and when it should pause, for `Checkpointer(pause_when=gate.closed)`.
+    """Waits until a run may start, and says when the run should pause: `Checkpointer(pause_when=gate.closed)`.
 
     ::
 
@@ -226,7 +226,7 @@ class Gate:
         gate.wait()
         checkpointer = Checkpointer(..., pause_when=gate.closed)
 
-    `meter=None` is for a gate in another process than the one that computes and records its energy.
+    Pass `meter=None` if the run computes in another process, which records its energy itself.
     """
 
     def __init__(
@@ -248,12 +248,12 @@ class Gate:
         self._due = float("-inf")
         self._grid_recorded_at = 0.0
         self.decision = GridDecision(run=True, until=None, reason="not asked yet")
-        # the hours that earlier executions of this job have computed are not needed any more
+        # time that earlier executions of this job have computed is subtracted from the hours that the rule needs
         earlier = account.report().intervals if account is not None else ()
         self._computed_seconds = sum(interval.end - interval.begin for interval in earlier)
 
     def ask(self, *, running: bool) -> GridDecision:
-        """Return whether to run now; fetch new data if the source allows another request by now."""
+        """Return whether to run now, by the newest forecast of the source; `running` is as for `decide`."""
         outlook = self.source.outlook()
         now = self._clock()
         rule = self.rule
@@ -271,7 +271,7 @@ class Gate:
 
     @property
     def recheck_after(self) -> float:
-        """Seconds for which the last decision holds."""
+        """Seconds after which to decide again: until the last decision expires, but at most `every` seconds."""
         until = self.decision.until
         if until is None:
             return self._every
@@ -290,7 +290,7 @@ class Gate:
         self.started()
 
     def started(self) -> None:
-        """Start to record energy."""
+        """Record that the run starts now, and start to record its energy."""
         self._began_at = self._clock()
         self._due = self._began_at + self.recheck_after
         if self.account is not None and self._new_meter is not None:
@@ -299,7 +299,7 @@ class Gate:
             )
 
     def closed(self) -> bool:
-        """Return True if the run should pause; this is cheap until the last decision expires."""
+        """Return True if the run should pause. Until it is time to decide again, return False at almost no cost."""
         if self._clock() < self._due:
             return False
         if self._began_at is None:
@@ -308,6 +308,6 @@ class Gate:
         return not self.ask(running=True).run
 
     def note(self) -> None:
-        """Record the energy used since the last call."""
+        """Record the energy used since the last call, or since the run started."""
         if self._energy_log is not None:
             self._energy_log.note()

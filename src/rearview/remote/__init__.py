@@ -1,1 +1,1 @@
-"""Other places for bytes: one protocol of five methods, and its implementations."""
+"""Remotes, the other places where bytes are stored: a protocol of five methods, and its implementations."""

@@ -1,8 +1,9 @@
-"""The protocol of a remote, five methods, and the base class of most remotes.
+"""The protocol of a remote, which has five methods, and the base class of most remotes.
 
 `VerifiedRemote` implements the protocol with a few simple operations of a subclass: it sends a file under a temporary
 name, compares size and checksum at the remote, renames the file to its key, and tries again after failures. `Retry`
-says how many attempts to make, how long to wait between attempts, and after which errors to give up.
+says how many attempts to make and how long to wait between attempts. `is_permanent` says after which errors to give
+up at once.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ import xxhash
 from rearview.errors import RearviewError, RemoteError, UsageError
 
 HIDDEN = ".rv-"
-"""Prefix of the names of transfers in progress. Listings hide such names, and no part of a key may have it."""
+"""Prefix of the names of transfers in progress. `list` omits names with this prefix, and keys must not have it."""
 
 CHUNK = 4 << 20
-"""Bytes to read or write at once."""
+"""Number of bytes to read or write at once."""
 
 CHECKSUM = "xxh128"
-"""Default kind of checksum: one that detects damage and is faster than a disk."""
+"""Default kind of checksum: it detects damage, and is computed faster than a disk reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +43,18 @@ class Stat:
     key: str
     size: int
     checksum: str = ""
-    """`kind:hex` as stated by the remote, or as compared by `put` and `get`; empty if the remote states none."""
+    """Checksum as `kind:hex`. `put` and `get` compute it from the file; `stat` returns the remote's own checksum, or
+    an empty text if the remote has none."""
 
 
 @runtime_checkable
 class Remote(Protocol):
-    """Another place for bytes. Keys are relative paths with `/`.
+    """A place where bytes are stored under keys. Keys are relative paths with `/`.
 
     Every implementation promises:
 
-    - after `put` returns, the remote holds exactly the bytes of `local`: size and checksum were
-      compared there; until then `key` keeps its old content;
+    - after `put` returns, the remote holds exactly the bytes of `local`: size and checksum at the
+      remote were compared; until then `key` keeps its old content;
     - `get` changes `local` only if the whole object arrived;
     - `put` and `get` retry with growing pauses before they raise `RemoteError`.
     """
@@ -74,7 +76,7 @@ class Remote(Protocol):
 
 
 def check_key(key: str) -> str:
-    """Return `key`; raise if it points outside the remote's folder or has a hidden part.
+    """Return `key`; raise if it points outside the remote's folder or a part of it begins with `HIDDEN`.
 
     >>> check_key("objects/ab/cd")
     'objects/ab/cd'
@@ -123,7 +125,7 @@ CHECKSUM_KINDS: dict[str, Callable[[], Any]] = {
 
 
 def chunks(path: Path, offset: int = 0) -> Iterator[bytes]:
-    """Yield the bytes of `path` from `offset` on."""
+    """Yield the bytes of the file `path` from `offset` on, in pieces of at most `CHUNK` bytes."""
     with path.open("rb", buffering=0) as file:
         file.seek(offset)
         while data := file.read(CHUNK):
@@ -131,12 +133,12 @@ def chunks(path: Path, offset: int = 0) -> Iterator[bytes]:
 
 
 def checksum(path: Path, kind: str = CHECKSUM) -> str:
-    """Return `kind:hex` for the file at `path`."""
+    """Return the checksum of the file at `path`, in the form `kind:hex`."""
     return checksum_of(chunks(path), kind)
 
 
 def checksum_of(data: Iterable[bytes], kind: str = CHECKSUM) -> str:
-    """Return `kind:hex` for bytes that arrive in pieces.
+    """Return the checksum of the concatenated pieces of `data`, in the form `kind:hex`.
 
     >>> checksum_of([b"Wiki", b"pedia"], "adler32")
     'adler32:11e60398'
@@ -167,12 +169,12 @@ def etag(path: Path, piece: int) -> str:
 T = TypeVar("T")
 
 PERMANENT_ERRORS = (PermissionError, NotADirectoryError, IsADirectoryError, ImportError, TypeError)
-"""Errors after which no further attempt is made."""
+"""Types of errors after which `Retry` makes no further attempt."""
 PERMANENT_ERROR_NUMBERS = {errno.EROFS, errno.ENAMETOOLONG, errno.EDQUOT}
-"""Numbers of operating system errors after which no further attempt is made."""
+"""Numbers (errno) of operating system errors after which `Retry` makes no further attempt."""
 
-# a separate generator: the training program must draw the same numbers with and without Rearview
-_RANDOM = random.Random()  # noqa: S311  varies pauses, protects nothing
+# not the global generator: the training program must get the same random numbers with and without Rearview
+_RANDOM = random.Random()  # noqa: S311  only varies pauses: need not be secure
 
 
 class DiffersError(OSError):
@@ -181,7 +183,7 @@ class DiffersError(OSError):
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """How often to try again, after pauses that double.
+    """How often to try an action again, and after which pauses: `first` seconds, then doubled up to `limit`.
 
     Each pause is shortened at random by a share of up to `spread`, so that many jobs do not retry at once.
 
@@ -199,15 +201,16 @@ class Retry:
     clock: Callable[[], float] = time.monotonic
 
     def pauses(self) -> Iterator[float]:
-        """Yield the seconds to wait before each further attempt."""
+        """Yield the seconds to wait before each attempt after the first."""
         for number in range(self.attempts - 1):
             pause = min(self.limit, self.first * 2**number)
             yield pause * (1.0 - self.spread * _RANDOM.random())
 
     def call(self, doing: str, action: Callable[[], T]) -> T:
-        """Call `action` until an attempt succeeds, and return its result; raise `RemoteError` if all fail.
+        """Call `action` until an attempt succeeds, and return its result; raise `RemoteError` if all attempts fail.
 
-        `doing` describes the action in the message: "Sending a to b".
+        No further attempt follows an error that is permanent. Rearview's own errors are raised unchanged. `doing`
+        describes the action in the message of the error: "Sending a to b".
         """
         began = self.clock()
         pauses = self.pauses()
@@ -232,7 +235,7 @@ class Retry:
 
 
 def is_permanent(exc: Exception) -> bool:
-    """Return True if another attempt would fail too."""
+    """Return True if another attempt would fail too after `exc`, such as a lack of permission."""
     if isinstance(exc, OSError) and exc.errno in PERMANENT_ERROR_NUMBERS:
         return True
     return isinstance(exc, PERMANENT_ERRORS)
@@ -256,9 +259,9 @@ def remedy(exc: Exception) -> str:
 class VerifiedRemote(ABC):
     """A remote that keeps the promises of `Remote` with a few simple operations of a subclass.
 
-    A put sends the file to a temporary name (`staged`), which is derived from the content, so that a later
-    attempt finds and continues the transfer, even from another process. The file is renamed to its key only
-    after size and checksum at the remote were compared; until then the key keeps its old bytes.
+    `put` sends the file to a temporary key (`staged`). This key is derived from the content of the file, so that
+    a later attempt, even in another process, finds and continues the transfer. The file is renamed to its key
+    only after size and checksum at the remote were compared; until then the key keeps its old bytes.
     """
 
     name = "remote"
@@ -276,7 +279,7 @@ class VerifiedRemote(ABC):
 
     @abstractmethod
     def _publish(self, staged: str, key: str) -> None:
-        """Rename `staged` to `key`, replacing the old content; at every instant one of both is intact."""
+        """Rename `staged` to `key`, replacing the old content; at every instant the old or new content is intact."""
 
     @abstractmethod
     def _size(self, key: str) -> int | None:
@@ -284,19 +287,19 @@ class VerifiedRemote(ABC):
 
     @abstractmethod
     def _keys(self, prefix: str) -> Iterable[str]:
-        """Yield the keys that begin with `prefix`, including hidden keys."""
+        """Yield the keys that begin with `prefix`, including the keys of transfers in progress."""
 
     @abstractmethod
     def _remove(self, key: str) -> None:
         """Remove `key`, if it exists."""
 
     def _checksum(self, key: str) -> str:
-        """Return `kind:hex` if the remote can state it without sending the bytes, else an empty string."""
+        """Return the checksum of `key` as `kind:hex` if the remote can tell it without sending the bytes, else ""."""
         del key
         return ""
 
     def _agrees(self, stated: str, local: Path) -> bool:
-        """Return True if the file `local` has the checksum that the remote states."""
+        """Return True if the file `local` has the checksum `stated` (`kind:hex`); False if the kind is unknown."""
         kind, _, _ = stated.partition(":")
         return kind in CHECKSUM_KINDS and checksum(local, kind) == stated
 
@@ -345,14 +348,15 @@ class VerifiedRemote(ABC):
                     slug="remote-missing",
                 )
             stated = self._checksum(key)
-            # without a stated checksum, a part that an earlier process fetched may be of older content
+            # if the remote tells no checksum, a part that an earlier process fetched may be of older content: do
+            # not continue that part
             tag = f"{stated[-12:].replace(':', '-')}-{size}" if stated else f"{os.getpid()}-{size}"
             part = local.with_name(f"{HIDDEN}{tag}-{local.name}")
             parts.add(part)
             self._fetch(key, part, size)
             digest = checksum(part)
             if stated and not self._agrees(stated, part) and digest not in received_checksums:
-                # the checksum may be of an unknown kind: accept bytes that arrive twice
+                # the remote's checksum may be of an unknown kind: accept bytes that arrive equal twice
                 received_checksums.add(digest)
                 part.unlink()
                 raise DiffersError(f"{key} arrived with {digest}; the remote states {stated}")
@@ -387,7 +391,7 @@ class VerifiedRemote(ABC):
         self.retry.call(f"Removing {key} from {self}", lambda: self._remove(key))
 
     def sweep(self, prefix: str = "") -> tuple[str, ...]:
-        """Remove what interrupted transfers left under `prefix`; return the removed keys.
+        """Remove the incomplete objects that interrupted transfers left under `prefix`; return the removed keys.
 
         Call this only for a prefix to which no process is sending.
         """
@@ -404,7 +408,7 @@ class VerifiedRemote(ABC):
         yield from sorted(self.retry.call(doing, lambda: set(self._keys(prefix))))
 
     def _fetch(self, key: str, part: Path, size: int) -> None:
-        """Fetch `key` into `part`, continuing an interrupted transfer."""
+        """Fetch `key`, which has `size` bytes, into the file `part`; continue after the bytes that `part` has."""
         received_size = part.stat().st_size if part.exists() else 0
         if received_size > size:
             part.unlink()
@@ -426,7 +430,7 @@ class VerifiedRemote(ABC):
             stated = self._checksum(staged)
             if stated and self._agrees(stated, local):
                 return
-            # no checksum, or a checksum of an unknown kind: read the bytes back
+            # the remote's checksum is missing, of an unknown kind or different: read the bytes back
             received = checksum_of(self._read(staged, 0) if size else ())
             if received == digest:
                 return

@@ -12,7 +12,7 @@ from rearview.remote.base import Retry, VerifiedRemote, check_key
 
 
 class FolderRemote(VerifiedRemote):
-    """A remote whose keys are files below `root`, renamed to their keys after they are on the disk."""
+    """A remote that stores `key` as the file `root/key`; a file gets this name after it is written to the disk."""
 
     def __init__(self, root: Path, *, retry: Retry | None = None) -> None:
         super().__init__(retry)
@@ -20,7 +20,7 @@ class FolderRemote(VerifiedRemote):
         self.name = str(self.root)
 
     def path(self, key: str) -> Path:
-        """Return the file that holds `key`."""
+        """Return the path of the file that holds `key`."""
         return self.root / check_key(key)
 
     def _send(self, local: Path, staged: str) -> None:
@@ -38,7 +38,7 @@ class FolderRemote(VerifiedRemote):
                 while view:
                     view = view[os.write(fd, view) :]
             os.fsync(fd)
-            # the comparison should read the disk, not the page cache
+            # drop the file from the page cache, so that `_compare` reads the bytes from the disk
             if hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:

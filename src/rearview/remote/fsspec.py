@@ -14,17 +14,17 @@ from rearview.remote import base
 from rearview.remote.base import HIDDEN, Retry, VerifiedRemote, scheme_of
 
 PIECE = 64 << 20
-"""Larger files are sent to object stores in pieces of this many bytes, so that an interrupted put can continue."""
+"""Bytes per piece of a large file that is sent to an object store: an interrupted `put` continues after a piece."""
 
 STORE_PART = 50 << 20
-"""Bytes of the parts in which s3fs sends a file by default."""
+"""Size in bytes of the parts in which s3fs sends a file by default."""
 
 APPENDS = {"file", "local", "memory", "sftp", "ssh"}
 """Protocols whose file systems can append to a file."""
 
 
 class FsspecRemote(VerifiedRemote):
-    """A remote whose keys are objects below a URL; `options` go to the file system (credentials, endpoints…)."""
+    """A remote whose keys are objects below `url`; `options` go to fsspec's file system (credentials, endpoints…)."""
 
     def __init__(
         self, url: str, *, retry: Retry | None = None, piece: int = PIECE, **options: Any
@@ -42,7 +42,7 @@ class FsspecRemote(VerifiedRemote):
         return f"{self._open()[1]}/{key}"
 
     def _open(self) -> tuple[Any, str]:
-        # the event loop of an asynchronous file system does not survive a fork
+        # open again after a fork, because the event loop of an asynchronous file system does not survive a fork
         if self._opened is None or self._opened[0] != os.getpid():
             import fsspec
 
@@ -144,7 +144,7 @@ class FsspecRemote(VerifiedRemote):
 
     def _remove(self, key: str) -> None:
         if HIDDEN in key and hasattr(self._fs, "merge"):
-            # also remove the pieces of a put that failed
+            # `key` belongs to a transfer in progress: remove its pieces too
             for piece in [k for k in self._keys(key + ".") if k != key]:
                 with contextlib.suppress(FileNotFoundError):
                     self._fs.rm_file(self._path(piece))
@@ -157,7 +157,7 @@ def _protocols(fs: Any) -> set[str]:
 
 
 def _webdav(url: str, options: dict[str, Any]) -> tuple[Any, str]:
-    """Return the file system of webdav+http(s)://host/path, and the path in it."""
+    """Return (file system, path in this file system) for a URL such as webdav+https://host/path."""
     from urllib.parse import urlsplit
 
     from webdav4.fsspec import WebdavFileSystem
@@ -169,7 +169,10 @@ def _webdav(url: str, options: dict[str, Any]) -> tuple[Any, str]:
 
 
 def _make_folder(fs: Any, path: str) -> None:
-    """Create `path` and its missing parents. A user may have no access to the parents of an existing folder."""
+    """Create the folder `path` and its missing parents.
+
+    Parents of existing folders are not touched, because the user may have no access to these parents.
+    """
     if not path or fs.exists(path):
         return
     _make_folder(fs, path.rpartition("/")[0])

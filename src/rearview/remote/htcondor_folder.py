@@ -1,4 +1,4 @@
-"""A remote in the scratch folder of an HTCondor job, from which HTCondor transfers files, and the job's description."""
+"""A remote in the scratch folder of an HTCondor job, and the description of the job, which says what is transferred."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ class JobAd:
 
     scratch: Path
     values: Mapping[str, str]
-    """Attributes by lower-case name; the values of strings have no quotes."""
+    """Lower-case name of an attribute -> its value as text; strings have no quotes."""
 
     @classmethod
     def read(cls, env: Mapping[str, str] | None = None) -> JobAd | None:
-        """Return the description of this job, or None if this process is not an HTCondor job."""
+        """Return the description of this job, or None if this process does not run in an HTCondor job.
+
+        `env` has the environment variables; the default is `os.environ`.
+        """
         env = os.environ if env is None else env
         scratch, file = env.get("_CONDOR_SCRATCH_DIR"), env.get("_CONDOR_JOB_AD")
         if not scratch or not file:
@@ -48,13 +51,13 @@ class JobAd:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Files and folders that HTCondor transfers with a checkpoint, or () if none are configured."""
+        """Files and folders that HTCondor transfers with a checkpoint of the job; empty if none are configured."""
         text = self.values.get("transfercheckpoint", "")
         return tuple(part.strip().rstrip("/") for part in text.split(",") if part.strip())
 
     @property
     def grace(self) -> float | None:
-        """Seconds between the signal and the kill, or None if the job does not state them."""
+        """Seconds from the signal that ends the job until HTCondor kills the job, or None if not configured."""
         text = self.values.get("jobmaxvacatetime", "")
         return float(text) if text.isdigit() else None
 
@@ -69,7 +72,7 @@ class JobAd:
 
 
 def parse(text: str) -> dict[str, str]:
-    r"""Return the attributes of a job description.
+    r"""Return the attributes in `text`, a job description: lower-case name -> value.
 
     >>> parse('CheckpointExitCode = 85\nTransferCheckpoint = "a = b.pt,c"')["transfercheckpoint"]
     'a = b.pt,c'
@@ -83,10 +86,10 @@ def parse(text: str) -> dict[str, str]:
 
 
 class CondorRemote(FolderRemote):
-    """A folder in the job's scratch space that HTCondor transfers from one execution to the next.
+    """A remote in the job's scratch folder; HTCondor transfers its files from one execution of the job to the next.
 
-    A put makes a file part of the job's next checkpoint. HTCondor transfers the checkpoint when the job exits
-    with the checkpoint code (or is evicted), and puts it back when the job starts again.
+    `put` makes a file part of the job's next checkpoint. HTCondor transfers the checkpoint when the job exits
+    with the checkpoint code (or is evicted), and puts the files back when the job starts again.
     """
 
     def __init__(

@@ -25,10 +25,11 @@ def open_remote(
 ) -> Remote:
     """Return the remote for `target`.
 
-    A path or `file://` is a shared folder, `root://` uses the XRootD client, `htcondor:` the job's own
-    file transfer, and fsspec opens any other URL. An object with the five methods of `Remote` is returned
-    unchanged, and a function is called as `copy(source, destination)`. `mode`, one of `MODES`, overrides the form
-    of the target. The option `retry` says how often to try; the other options go to the class of the remote.
+    A path or `file://` is a shared folder, `root://` uses the XRootD client, `htcondor:` uses HTCondor's transfer
+    of the files of this job, and fsspec opens any other URL. An object with the five methods of `Remote` is
+    returned unchanged. A function gives a remote that calls it as `copy(source, destination)`. If `mode` is given,
+    it decides the class of the remote, whatever the form of the target. `options` go to the class of the remote;
+    `retry` says how often to try.
     """
     if mode is not None and mode not in MODES:
         raise UsageError(

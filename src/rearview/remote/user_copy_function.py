@@ -20,10 +20,10 @@ FORMAT = 1
 class FunctionRemote:
     """Stores objects in numbered slots `<target>.0`, `<target>.1`… with a copy function of the user.
 
-    The copy function can neither list nor delete, so an index has the slot, size and checksum of each key. Two
-    files hold the index and are written in turn, so that one is intact if the process is killed while it writes
-    the other. A slot is used again only after its key is gone from the index. Every object that is sent is
-    fetched again and compared.
+    The copy function can neither list nor delete, so an index at the target holds the slot, size and checksum of
+    each key. Two files hold versions of the index and are written in turn, so that one file is intact if the
+    process is killed while it writes the other. A slot is used again only after its key is gone from the index.
+    Every object that is sent is fetched again and compared.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class FunctionRemote:
         return tuple(sorted(key for key in self._index()["keys"] if key.startswith(prefix)))
 
     def delete(self, key: str) -> None:
-        """Remove `key` from the index, if it exists; a later put uses its slot again."""
+        """Remove `key` from the index, if it exists; a later `put` may use its slot."""
         index = self._index()
         if check_key(key) in index["keys"]:
             self._write_index(index, {k: v for k, v in index["keys"].items() if k != key})
@@ -120,7 +120,10 @@ class FunctionRemote:
             self._copy_out(file, f"index.{counter % 2}", base.checksum(file))
 
     def _index(self) -> dict[str, Any]:
-        """Return the newest intact index; return an empty index only if the target certainly has none."""
+        """Return the newest intact index, or an empty index if the target has none.
+
+        Raise `RemoteError` if the index files cannot be fetched because the target cannot be reached.
+        """
         indexes, failure = self._read_indexes()
         if failure is not None:
             self._check_reachable(failure)
@@ -149,8 +152,8 @@ class FunctionRemote:
             return file.read_bytes() if file.is_file() else None
 
     def _check_reachable(self, failure: Exception) -> None:
-        # a failed copy means that the index is missing, or that the target cannot be reached; if a test object
-        # can be sent and fetched, the index is missing
+        # fetching the index failed: it is missing, or the target cannot be reached. If a test object can be sent and
+        # fetched, the target can be reached
         with _scratch() as folder:
             file = Path(folder, "test")
             file.write_bytes(b"rearview\n")

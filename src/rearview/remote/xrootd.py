@@ -14,7 +14,7 @@ CHECKSUM_KINDS = {"adler32", "md5"}
 
 
 class XrootdRemote(VerifiedRemote):
-    """A remote whose keys are files below a URL such as `root://host:1094//pnfs/site/user/run`."""
+    """A remote whose keys are files below the URL of a folder, such as `root://host:1094//pnfs/site/user/run`."""
 
     def __init__(self, url: str, *, retry: Retry | None = None, timeout: int = 60) -> None:
         super().__init__(retry)
@@ -38,7 +38,7 @@ class XrootdRemote(VerifiedRemote):
         return f"{self.root}/{key}" if key else self.root
 
     def _url(self, key: str) -> str:
-        # a question mark in a name would begin the options of the URL
+        # a key must have no question mark: the client reads the text after it as options of the URL
         return f"{self.server}/{self._path(key)}"
 
     def _send(self, local: Path, staged: str) -> None:
@@ -51,7 +51,7 @@ class XrootdRemote(VerifiedRemote):
         except OSError:
             if not resume:
                 raise
-            # write-once storage cannot continue a file: start over
+            # some storage lets a file be written only once and cannot continue it: send the file again
             self._remove(staged)
             self._copy(_file(local), self._url(staged), resume=False)
 
@@ -102,7 +102,7 @@ class XrootdRemote(VerifiedRemote):
         except OSError:
             if self._size(key) is None:
                 raise
-            # storage that cannot rename over a file: keep the old copy until the new copy is in place
+            # this storage cannot replace a file by a rename: keep the old file until the new file has its name
             folder, _, name = key.rpartition("/")
             old = f"{folder + '/' if folder else ''}{HIDDEN}old-{name}"
             self._move(key, old)
@@ -168,7 +168,7 @@ class XrootdRemote(VerifiedRemote):
 
 
 def _file(path: Path) -> str:
-    # the client does not decode %20 after file://
+    # not `path.as_uri()`: the client does not decode escapes such as %20 after file://
     return f"file://{path.absolute()}"
 
 
@@ -176,6 +176,6 @@ def _check(status: Any) -> None:
     if status.ok:
         return
     message = str(status.message).strip()
-    if status.errno == 3010:  # kXR_NotAuthorized
+    if status.errno == 3010:  # the error kXR_NotAuthorized of XRootD
         raise PermissionError(message)
     raise OSError(message)

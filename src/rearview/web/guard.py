@@ -1,9 +1,9 @@
-"""Check every request before it is handled.
+"""Check every request to the page's server before it is handled.
 
 Names of runs, logged texts and source are untrusted input for the page, and other web pages in the same
 browser are a danger to the server. So the guard allows only Host headers that name this machine (against DNS
-rebinding) and only requests from our own page. It requires a token for all data, and POST for every change. Its
-content policy lets the browser run only the scripts of the page's own files.
+rebinding) and only requests from the server's own page. It requires a token for all data, and POST for every
+change. Its content security policy lets the browser run only the scripts in the page's own files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MOST_BODY = 64 << 10
-"""Most bytes of a request."""
+"""Maximum number of bytes in the body of a request."""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; media-src blob:; "
     "connect-src 'self'; font-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -38,7 +38,7 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
 }
-"""Headers of every answer."""
+"""HTTP headers that are added to every answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +50,10 @@ class Guard:
     host: str
     """The address that the server is bound to."""
     writable: bool
-    """Whether POST may change anything."""
+    """Whether POST requests are allowed, which start backfills and change tags, notes and so on."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Answer one request (an ASGI call): refuse it, or pass it on to `app`; add `HEADERS` to the answer."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
@@ -79,7 +79,7 @@ class Guard:
         await self.app(scope, _bounded(receive), guarded)
 
     def refusal(self, method: str, path: str, headers: dict[str, str]) -> tuple[int, str] | None:
-        """Return (status, reason) if a request is refused, else None.
+        """Return (HTTP status, reason) if a request is refused, or None if it is allowed.
 
         >>> guard = Guard(None, "secret", "127.0.0.1", writable=False)
         >>> guard.refusal("GET", "/api/state", {"host": "evil.example:80"})
@@ -121,7 +121,7 @@ class Guard:
         return scheme.lower() in {"bearer", "token"} and matches
 
     def _names_this_machine(self, host: str) -> bool:
-        """Return True if a Host header names this machine, in a way that no DNS entry can forge."""
+        """Return True if the Host header `host` names this machine, in a form that a DNS entry cannot imitate."""
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
         name = name.strip("[]").lower()
         if name == "localhost":
@@ -142,7 +142,7 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def _bounded(receive: Receive) -> Receive:
-    """Return `receive` with a limit: a request with more than `MOST_BODY` bytes is disconnected."""
+    """Return a function like `receive` that reports a disconnect once a body exceeds `MOST_BODY` bytes."""
     received_bytes = 0
 
     async def bounded() -> MutableMapping[str, Any]:

@@ -1,4 +1,4 @@
-"""Server-sent events that tell open pages which runs changed."""
+"""Server-sent events that tell the pages open in browsers which runs changed."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import msgspec
 from rearview.web.run_index import Index
 
 MOST_LISTENERS = 12
-"""Most pages that can listen at the same time; any further page is refused."""
+"""Maximum number of pages that listen at the same time; any further page is refused."""
 MOST_WAITING = 200
-"""Most events that wait for one page. If a slow page has more, they are dropped and the page loads all data again."""
+"""Maximum number of events that wait for one slow page. Beyond it, its events are dropped, and it reloads all data."""
 BEAT = 20.0
-"""Seconds between empty messages, which keep the connection open while nothing happens."""
+"""Seconds without an event after which an empty message is sent, so that the connection stays open."""
 LISTENING_PAUSE, IDLE_PAUSE = 1.0, 10.0
-"""Seconds between refreshes while a page listens, and while no page listens."""
+"""Seconds between refreshes of the index while a page listens, and while no page listens."""
 SHARE = 20
-"""A pause is at least this many times as long as the refresh before it."""
+"""The pause after a refresh is at least this many times as long as the refresh took."""
 
 
 class Live:
@@ -51,25 +51,25 @@ class Live:
             queue.put_nowait(None)
 
     def join(self) -> None:
-        """Wait until the current refresh has ended."""
+        """Wait until the thread has ended, after `close`; at most 30 seconds."""
         if self._thread.is_alive():
             self._thread.join(30.0)
 
     def look_now(self, runs: Iterable[str] = ()) -> None:
-        """Refresh the index at once; read the folders of `runs` even if they seem unchanged."""
+        """Make the thread refresh the index now; the refresh checks the files of `runs` in any case."""
         self._runs_to_check.update(runs)
         self._wake.set()
 
     @property
     def full(self) -> bool:
-        """Whether no more pages can listen."""
+        """Whether `MOST_LISTENERS` pages listen, so that no further page can."""
         return len(self._listeners) >= MOST_LISTENERS
 
     def _refreshed(self) -> list[str] | None:
-        """Refresh the index; return the runs that changed, or None if the refresh failed.
+        """Refresh the index; return the ids of the runs that changed, or None if the refresh failed.
 
-        A run folder may be removed while it is read. The next refresh reads it again, so a failure is
-        shown as a problem and does not end the thread.
+        A refresh may fail, for example because a run folder is removed while it is read. The failure is shown as a
+        problem and does not end the thread; the next refresh tries again.
         """
         runs_to_check, self._runs_to_check = self._runs_to_check, set()
         try:
@@ -120,7 +120,7 @@ class Live:
                 queue.put_nowait(data)
 
     async def listen(self) -> AsyncIterator[bytes]:
-        """Yield the events for one page, each when it happens."""
+        """Yield the events for one page as bytes to send, each when it happens, until `close` is called."""
         queue: asyncio.Queue[bytes | None] = asyncio.Queue(MOST_WAITING)
         self._listeners.add(queue)
         self._wake.set()

@@ -1,4 +1,4 @@
-"""Logged values that are not numbers: images, sounds, tables, texts, and histograms over time."""
+"""Logged values that are not numbers: images, sounds, tables, texts, and heat maps of histograms."""
 
 from __future__ import annotations
 
@@ -18,25 +18,28 @@ from rearview.web.run_index import Index
 from rearview.web.series import records
 
 HEAT_COLUMNS = 400
-"""Most histograms of one heat map; if there are more, every k-th is drawn."""
+"""Maximum number of histograms in one heat map; if there are more, only every k-th is drawn."""
 HEAT_BINS = 48
 MOST_MEDIA = 400
-"""Most values of one name in one answer."""
+"""Maximum number of values in one answer of `Media.listed`."""
 MOST_TABLE = 500
-"""Most rows of a logged table that are shown."""
+"""Maximum number of rows of a logged table that are shown."""
 MOST_TEXT = 20_000
-"""Most characters of a logged text that are shown."""
+"""Maximum number of characters of a logged text that are shown."""
 
 
 class Media:
-    """Reads logged values that are not numbers. Other objects of the store are never returned."""
+    """Reads logged values that are not numbers. Objects of the store that are no logged values are never returned."""
 
     def __init__(self, index: Index, objects: Objects) -> None:
         self._index, self._objects = index, objects
         self._listed: OrderedDict[str, StoredValue] = OrderedDict()
 
     def listed(self, name: str, runs: Sequence[str]) -> list[dict[str, Any]]:
-        """Return the values of a name in some runs, each with its run, its point, and its text or description."""
+        """Return the values logged under `name` in `runs`, each with run, point, and text or description.
+
+        Only the first 50 runs and `MOST_MEDIA` values are returned.
+        """
         indexed = [run for run in runs if run in self._index.entries][:50]
         source = records(self._index, name, indexed)
         if source is None:
@@ -68,7 +71,7 @@ class Media:
             self._listed.popitem(last=False)
 
     def _value(self, oid: str, kinds: Sequence[str]) -> StoredValue:
-        """Return a logged value of one of `kinds`; refuse any other object of the store."""
+        """Return the logged value with id `oid` and one of `kinds`; raise if there is no such logged value."""
         value = self._listed.get(oid)
         if value is None:
             row = self._index.ask(
@@ -91,21 +94,21 @@ class Media:
             ) from exc
 
     def image(self, oid: str) -> bytes:
-        """Return the bytes of a logged image; refuse bytes that are not a PNG image."""
+        """Return the bytes of the logged image `oid`; raise if they are not a PNG image."""
         data = self._bytes(oid, "image")
         if not is_png(data):
             raise UsageError(f"{oid[:12]} is not a PNG image.", slug="page-question")
         return data
 
     def sound(self, oid: str) -> bytes:
-        """Return the bytes of a logged sound; refuse bytes that are not a WAV file."""
+        """Return the bytes of the logged sound `oid`; raise if they are not a WAV file."""
         data = self._bytes(oid, "audio")
         if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
             raise UsageError(f"{oid[:12]} is not a WAV file.", slug="page-question")
         return data
 
     def content(self, oid: str) -> dict[str, Any]:
-        """Return a logged table, confusion matrix or text as plain data."""
+        """Return the logged table, confusion matrix or text `oid` as values for JSON."""
         value = self._value(oid, ["table", "confusion", "text"])
         try:
             loaded = value.load()
@@ -132,7 +135,10 @@ class Media:
         return {"kind": "text", "text": text[:MOST_TEXT], "total": len(text)}
 
     def heat(self, name: str, run: str) -> dict[str, Any]:
-        """Return the histograms of a name over a run as one matrix with common bins."""
+        """Return the histograms logged under `name` in `run` as the matrix of a heat map.
+
+        `x` are iterations, `edges` the edges of bins common to all histograms, `counts` has a list per iteration.
+        """
         source = records(self._index, name, [run]) if run in self._index.entries else None
         rows = []
         if source is not None:
@@ -172,7 +178,9 @@ def _point(path: str, indices: Sequence[int], labels: str | None) -> str:
 def _rebinned(
     counts: Sequence[float], edges: Sequence[float], low: float, width: float
 ) -> list[float]:
-    """Return counts over common bins; each count is spread evenly over the common bins that it covers.
+    """Return the histogram `counts` converted to the common bins, which begin at `low` and have width `width`.
+
+    The count of a bin is divided among the common bins in proportion to their overlap with the bin.
 
     >>> _rebinned([4.0], [0.0, 2.0], 0.0, 1.0)[:3]
     [2.0, 2.0, 0.0]

@@ -1,7 +1,7 @@
-"""Estimated costs (prices) of backfills, and the backfills that the page starts.
+"""Prices (estimated seconds) of backfills, and the backfills that the page starts.
 
-A backfill runs as the command `rearview backfill --json` in a separate process. So the page stays fast, and a
-backfill can be stopped like any command and does the same as on the command line.
+A backfill runs as the command `rearview backfill --json` in a separate process. So the page stays fast, the
+backfill can be stopped like any command, and it does the same as on the command line.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from rearview.model.run import name_of
 from rearview.web.run_index import Index
 
 MOST_PRICED = 60
-"""Most runs for which one request returns prices; a screen shows no more."""
+"""Maximum number of runs for which one request returns prices; a screen does not show more runs."""
 MOST_JOBS = 4
-"""Most backfills of this page that run at the same time."""
+"""Maximum number of backfills started by this page that run at the same time."""
 KEPT_JOBS = 20
 KEPT_EVENTS = 4000
-"""Most events of a backfill that are kept for the page."""
+"""Maximum number of events of one backfill that are kept in memory for the page."""
 MOST_SEGMENTS = 600
-"""Most segments of a plan that are described one by one."""
+"""Maximum number of segments of a plan that are described one by one."""
 
 
 class BackfillRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """A request to fill cells: names, and the runs and points to fill."""
+    """A request of the page to fill empty cells of tables: the names (columns), and the runs and points to fill."""
 
     names: list[str]
     runs: list[str] = []
@@ -46,19 +46,22 @@ class BackfillRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Prices:
-    """Plans backfills and estimates their seconds. Each `History` here is used by one thread at a time."""
+    """Plans backfills and estimates their seconds. Locks let one thread at a time use each `History` object."""
 
     def __init__(self, history: History, index: Index) -> None:
         self._history, self._index = history, index
         self._lock = threading.Lock()
         self._prices: OrderedDict[tuple[str, str, int, str], dict[str, Any]] = OrderedDict()
-        # two histories, because pricing takes seconds and a plan should not wait for it
+        # separate `History` objects with separate locks, because `of` takes seconds and others should not wait for it
         self._source, self._pricing = History(history.project), History(history.project)
         self._source_lock, self._pricing_lock = threading.Lock(), threading.Lock()
         self._fillable_names: tuple[float, list[tuple[str, tuple[str, ...]]]] = (-1e9, [])
 
     def fillable_names(self) -> list[tuple[str, tuple[str, ...]]]:
-        """Return the names that the work tree logs, with their loops; the work tree is read every two seconds."""
+        """Return (name, loops around its log call) for each name that the work tree logs.
+
+        The work tree is read again if the last reading is more than two seconds old.
+        """
         with self._source_lock:
             checked_at, names = self._fillable_names
             if time.monotonic() - checked_at > 2.0:
@@ -67,7 +70,7 @@ class Prices:
             return names
 
     def of(self, name: str, runs: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """Return for each run the seconds that filling `name` takes, or the reason why that is refused."""
+        """Return run -> price: the estimated seconds to fill `name` in the run, or why filling is refused."""
         known_runs = [run for run in runs if run in self._index.entries][:MOST_PRICED]
         source = repr(self.fillable_names())
         keys = {run: (name, run, self._index.entries[run].revision, source) for run in known_runs}
@@ -97,7 +100,7 @@ class Prices:
         return out
 
     def plan(self, request: BackfillRequest) -> dict[str, Any]:
-        """Return the plan of a backfill, for the page."""
+        """Return the plan of the requested backfill as values for JSON, see `plan_as_json`."""
         with self._lock:
             report = self._history.plan(
                 request.names,
@@ -110,7 +113,7 @@ class Prices:
 
 
 def plan_as_json(report: PlanReport, request: BackfillRequest) -> dict[str, Any]:
-    """Return a plan as JSON values: segments, estimates, refusals, inserted statements."""
+    """Return a plan as values for JSON: segments, estimates, refusals, inserted statements, the command line."""
     segments = report.plan.segments
     explanation = report.explained
     return {
@@ -160,7 +163,10 @@ def plan_as_json(report: PlanReport, request: BackfillRequest) -> dict[str, Any]
 
 
 def command_of(request: BackfillRequest, *, shown: bool = False) -> list[str]:
-    """Return the command line that fills these cells; with `shown`, as a person types it."""
+    """Return the words of a command line that does the requested backfill, for a new process.
+
+    With `shown`, the words are those that a user would type, quoted for a shell.
+    """
     import shlex
 
     words = ["backfill"]
@@ -200,7 +206,7 @@ class PageBackfill:
     code: int | None = None
 
     def status(self, *, whole: bool = False) -> dict[str, Any]:
-        """Return the progress and result of the backfill; with `whole`, also the plan and all kept events."""
+        """Return the progress and result of the backfill as values for JSON; with `whole`, also plan and events."""
         status: dict[str, Any] = {
             "id": self.id,
             "names": self.request.names,
@@ -220,7 +226,7 @@ class PageBackfill:
 
 
 class PageBackfills:
-    """The backfills that this page started."""
+    """Starts, follows and stops the backfills of this page; also keeps the newest backfills that have ended."""
 
     def __init__(self, root: str, tell: Callable[[dict[str, Any]], None]) -> None:
         self._root, self._tell = root, tell
@@ -228,18 +234,18 @@ class PageBackfills:
         self._lock = threading.Lock()
 
     def all(self) -> list[PageBackfill]:
-        """Return the backfills, newest first."""
+        """Return the running backfills and the newest ended ones that this page started, newest first."""
         return list(reversed(self._jobs.values()))
 
     def get(self, job: str) -> PageBackfill:
-        """Return a backfill by its id."""
+        """Return the backfill with the id `job`; raise if this page has not started it."""
         backfill = self._jobs.get(job)
         if backfill is None:
             raise UsageError(f"This page has started no backfill {job!r}.", slug="page-question")
         return backfill
 
     def start(self, request: BackfillRequest, plan: dict[str, Any]) -> PageBackfill:
-        """Start a backfill; its output arrives as events."""
+        """Start the requested backfill in a new process and return it; its output is sent to the pages as events."""
         with self._lock:
             running_jobs = [job for job in self._jobs.values() if job.ended is None]
             if len(running_jobs) >= MOST_JOBS:
@@ -257,7 +263,7 @@ class PageBackfills:
                 stderr=subprocess.PIPE,
                 text=True,
                 errors="replace",
-                start_new_session=True,  # after Ctrl-C in the terminal, `close` interrupts the backfill
+                start_new_session=True,  # Ctrl-C in the terminal reaches only the server, which calls `close`
             )
             job = PageBackfill(f"{int(time.time() * 1000):x}", request, plan, time.time(), process)
             self._jobs[job.id] = job
@@ -268,7 +274,7 @@ class PageBackfills:
         return job
 
     def _follow(self, job: PageBackfill) -> None:
-        """Read the output of a backfill until it ends."""
+        """Read the output of a backfill until it ends, and tell the pages each event."""
         assert job.process.stdout is not None
         assert job.process.stderr is not None
         lines: list[str] = []
@@ -297,14 +303,14 @@ class PageBackfills:
         self._tell({"type": "replay", "job": job.id, "event": {"event": "ended", **job.status()}})
 
     def stop(self, job: str) -> PageBackfill:
-        """Interrupt a backfill; cells that are filled stay filled."""
+        """Interrupt the backfill with the id `job` and return it; cells that it has filled stay filled."""
         backfill = self.get(job)
         if backfill.ended is None:
             backfill.process.send_signal(signal.SIGINT)
         return backfill
 
     def close(self) -> None:
-        """Interrupt every backfill of this page, and wait a short time for each."""
+        """Interrupt every running backfill of this page; kill those that do not end within five seconds."""
         for job in self._jobs.values():
             if job.ended is None:
                 job.process.send_signal(signal.SIGINT)

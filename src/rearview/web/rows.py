@@ -1,7 +1,7 @@
-"""The rows of the page's table of runs: columns, filter, search, sort and groups, as queries of DuckDB.
+"""The rows of the page's table of runs: columns, filter, search, sort and groups, as queries to DuckDB.
 
-The key of a column is `fact:status`, `arg:lr`, or for a logged name `last:acc`, `min:acc`, `max:acc`,
-`mean:acc`, `count:acc`.
+The key of a column has a form and a name: `fact:status`, `arg:lr` or, for a logged name, `last:acc`, `min:acc`,
+`max:acc`, `mean:acc`, `count:acc`.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from rearview.web.run_index import Column, Index
 from rearview.web.run_index_cache import RUNS
 
 FORMS = {"last": "last", "min": "low", "max": "high", "mean": "mean", "count": "n"}
-"""Column of `page.stats` for each form of a logged name."""
+"""Form in the key of a logged name's column -> column of the tables `page.stats` and `page.summaries`."""
 MOST_ROWS = 500
-"""Most rows of one answer."""
+"""Maximum number of rows in one answer."""
 MOST_POINTS = 20_000
-"""Most rows of one answer for a chart."""
+"""Maximum number of runs in one answer for a chart over runs."""
 MOST_COLUMNS = 200
 
 
 class Sort(msgspec.Struct, forbid_unknown_fields=True):
-    """One column to sort by."""
+    """One column to sort by; `desc` sorts large values first."""
 
     key: str
     desc: bool = False
 
 
 class Query(msgspec.Struct, forbid_unknown_fields=True):
-    """A request of the page: which runs, which columns, in which order."""
+    """A request of the page for rows of the table of runs: which runs, which columns (keys), in which order."""
 
     columns: list[str] = []
     where: str = ""
@@ -48,11 +48,11 @@ class Query(msgspec.Struct, forbid_unknown_fields=True):
     sort: list[Sort] = []
     group: list[str] = []
     within: dict[str, Any] = {}
-    """Values of the group columns; only runs with these values are returned."""
+    """Key of a column in `group` -> value. If not empty, the runs with these values are returned, not the groups."""
     runs: list[str] | None = None
-    """If given, only these runs are returned."""
+    """If not None, only runs with these ids are returned."""
     ranges: bool = False
-    """Also return the lowest and highest value of each numeric column, which takes longer."""
+    """Whether to return the lowest and highest value of each numeric column too, which takes longer."""
     offset: int = 0
     limit: int = 100
 
@@ -62,15 +62,15 @@ class Columns:
     """All columns that a page can show: facts of runs, arguments, and logged names."""
 
     args: dict[str, bool] = field(default_factory=dict)
-    """Arguments, and whether all of their values are numbers."""
+    """Argument -> whether all of its values are numbers."""
     distinct: dict[str, int] = field(default_factory=dict)
-    """Number of different values of each argument."""
+    """Argument -> number of its different values."""
     names: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Kind, path and number of runs of each logged name."""
+    """Logged name -> facts: `kind` of its values, `path` (loops around its log call), number of `runs` and others."""
 
     @classmethod
     def of(cls, index: Index) -> Columns:
-        """Return the columns of all runs."""
+        """Return the columns that the runs in `index` have."""
         args = index.ask(
             "SELECT name, bool_and(number IS NOT NULL OR text IS NULL), "
             "count(DISTINCT text) FROM page.given GROUP BY name ORDER BY name"
@@ -83,7 +83,7 @@ class Columns:
         for name, numeric, distinct in args.fetchall():
             columns.args[name], columns.distinct[name] = bool(numeric), distinct
         for name, kind, path, runs, unproved, explicit, text in names.fetchall():
-            # rows are sorted by their number of runs, so the kind and path of most runs are set last
+            # a name may have several rows, the one with the most runs last: its kind and path are kept
             earlier = columns.names.get(name, {"runs": 0, "unproved": False, "asked": False})
             columns.names[name] = {
                 "kind": (_stored_kind(text) if kind == "object" else None) or kind,
@@ -95,7 +95,7 @@ class Columns:
         return columns
 
     def numeric(self, key: str) -> bool:
-        """Return True if the values of a column are numbers."""
+        """Return True if the values of the column with this key are numbers."""
         form, _, name = key.partition(":")
         if form == "arg":
             return self.args.get(name, False)
@@ -104,7 +104,10 @@ class Columns:
         return form != "last" or self.names.get(name, {}).get("kind") in _NUMERIC
 
     def key_of(self, word: str) -> str | None:
-        """Return the key of the column that a word in a filter names, or None. As in SQL, case does not matter."""
+        """Return the key of the column that `word` in a filter names, or None if it names no column.
+
+        As in SQL, upper and lower case are not distinguished.
+        """
         return self.labels.get(word) or self._lower.get(word.lower())
 
     @cached_property
@@ -113,10 +116,11 @@ class Columns:
 
     @cached_property
     def labels(self) -> dict[str, str]:
-        """The key of each column by its name in a filter.
+        """Name of a column in a filter -> key of the column.
 
-        If a fact, a logged name and an argument have the same name, the fact keeps it (or else the logged name),
-        and the filter names of the other columns are `name_logged` and `name_arg`, as in `rearview runs --where`.
+        If a fact, a logged name and an argument have the same name, it means the fact (or, if there is no such fact,
+        the logged name). Then `name_logged` means the logged name and `name_arg` the argument, as in
+        `rearview runs --where`.
         """
         keys = {name: f"fact:{name}" for name in RUNS if name != "run"}
         keys["tag"] = "fact:tag"
@@ -141,13 +145,16 @@ _NUMERIC = {"float", "int", "long", "bool"}
 
 
 def _stored_kind(text: str | None) -> str | None:
-    """Return the kind that is in the description of a stored value, which may be cut off, or None."""
+    """Return the kind ("image", …) in `text`, the JSON description of a stored value, or None if it has none.
+
+    `text` may be cut off at the end.
+    """
     match = re.search(r'"kind":\s*"(\w+)"', text or "")
     return match[1] if match else None
 
 
 class Rows:
-    """The answer to one query over runs."""
+    """Answers one `Query` of the page over the runs in `index`."""
 
     def __init__(self, index: Index, columns: Columns, query: Query) -> None:
         if len(query.columns) > MOST_COLUMNS:
@@ -160,7 +167,7 @@ class Rows:
         self._aliases: dict[str, str] = {}
 
     def answer(self) -> dict[str, Any]:
-        """Return one page of rows, and the number of all rows."""
+        """Return the requested rows, or groups if the query has `group` columns, and the total number of rows."""
         if self._query.group and not self._query.within:
             return self._groups()
         query = self._query
@@ -177,7 +184,7 @@ class Rows:
         return {"total": total, "rows": rows, "ranges": ranges, **facts}
 
     def _order(self) -> str:
-        """Return the SQL of the order of runs: by the query's columns, then the newest first."""
+        """Return the SQL text for ORDER BY: the columns to sort by, then the newest run first."""
         order = "".join(
             f"{self._alias(term.key)} {'DESC' if term.desc else 'ASC'} NULLS LAST, "
             for term in self._query.sort
@@ -185,7 +192,10 @@ class Rows:
         return f"{order}started DESC, run DESC"
 
     def _cells(self, ids: Sequence[int]) -> tuple[list[list[Any]], dict[str, Any]]:
-        """Return the rows of some runs, with the name and the status of each."""
+        """Return (rows, facts) of the runs with the numbers `ids`.
+
+        A row has the run's id and its cells; `facts` has names and statuses by run id.
+        """
         if not ids:
             return [], {"called": {}, "status": {}}
         keys = self._query.columns
@@ -203,7 +213,10 @@ class Rows:
         }
 
     def points(self) -> dict[str, Any]:
-        """Return every run that matches the query, at most `MOST_POINTS`, for a chart over runs."""
+        """Return a row with id and cells for each run that matches the query, oldest first, for a chart over runs.
+
+        At most `MOST_POINTS` rows are returned.
+        """
         source = self._source(self._query.columns)
         cells = ", ".join(["run", *(self._alias(key) for key in self._query.columns)])
         answer = self._index.ask(
@@ -212,7 +225,7 @@ class Rows:
         return {"rows": [[*map(plain, row)] for row in answer.fetchall()]}
 
     def matching_ids(self, limit: int) -> list[str]:
-        """Return the ids of the runs that match the query, in its order."""
+        """Return the ids of the first `limit` runs that match the query, in the order that it asks for."""
         query = self._query
         source = self._source([term.key for term in query.sort])
         answer = self._index.ask(
@@ -221,7 +234,11 @@ class Rows:
         return [row[0] for row in answer.fetchall()]
 
     def _groups(self) -> dict[str, Any]:
-        """Return one row per group: its values, its number of runs, and mean and deviation of each column."""
+        """Return the groups of runs that have equal values in the `group` columns.
+
+        A group has these values, its number of runs, and the mean and standard deviation of each column. For a column
+        of texts, the text is returned if all runs of the group have the same.
+        """
         query = self._query
         source = self._source([*query.group, *query.columns, *(term.key for term in query.sort)])
         by = [self._alias(key) for key in query.group]
@@ -275,7 +292,7 @@ class Rows:
         return {"total": total, "runs": int(runs or 0), "groups": groups, "ranges": ranges}
 
     def _ranges(self, source: str) -> tuple[int, dict[str, list[float | None]]]:
-        """Return the number of runs in `source`, and the lowest and highest value of each numeric column."""
+        """Return the number of runs in the SQL query `source`, and key -> [lowest, highest] of each numeric column."""
         numeric = [key for key in self._query.columns if self._columns.numeric(key)]
         cells = ["count(*)"]
         for key in numeric:
@@ -287,11 +304,11 @@ class Rows:
         return row[0], ranges
 
     def _alias(self, key: str) -> str:
-        """Return the SQL name of a column: a number, since SQL does not distinguish `Loss` and `loss`."""
+        """Return a numbered name for the column `key` in SQL, because SQL does not distinguish `Loss` and `loss`."""
         return self._aliases.setdefault(key, f'"$k{len(self._aliases)}"')
 
     def _source(self, keys: Iterable[str]) -> str:
-        """Return the SQL of the runs that match the query, with the columns of `keys`."""
+        """Return the SQL query for the runs that match `self._query`, with the columns of `keys`."""
         query = self._query
         filter_keys = self._filter_keys(query.where)
         shown_keys = dict.fromkeys([*keys, *query.group, *filter_keys.values()])
@@ -327,7 +344,7 @@ class Rows:
         return text
 
     def _filter_keys(self, where: str) -> dict[str, str]:
-        """Return the keys of the columns in a filter, by the words that the filter uses for them."""
+        """Return word -> key for each word in the filter `where` that names a column."""
         out: dict[str, str] = {}
         for match in WORD.finditer(where):
             word = match[1].replace('""', '"') if match[1] else match[2]
@@ -338,7 +355,7 @@ class Rows:
         return out
 
     def _expressions(self, keys: Iterable[str]) -> dict[str, str]:
-        """Return the SQL of each column over `page.runs r`."""
+        """Return key -> SQL expression for the column, in a query over `page.runs r`; raise for an unknown key."""
         out: dict[str, str] = {}
         stored: dict[str, Column] = {}
         for key in keys:
@@ -376,7 +393,7 @@ def _literal(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return a cell as a JSON value. NaN and infinities become text, because null means an empty cell."""
+    """Return a cell as a value for JSON. NaN and infinities become text, because null means an empty cell."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, (list, tuple)):
@@ -385,7 +402,7 @@ def plain(value: Any) -> Any:
 
 
 class Points(msgspec.Struct, forbid_unknown_fields=True):
-    """A request for a table with one row per point: the names and the runs."""
+    """A request for a table with one row per point and a column per logged name, for some runs."""
 
     names: list[str]
     runs: list[str]
@@ -397,7 +414,10 @@ class Points(msgspec.Struct, forbid_unknown_fields=True):
 def point_rows(
     index: Index, query: Points, fillable_names: Sequence[tuple[str, Sequence[str]]]
 ) -> dict[str, Any]:
-    """Return one row per point with the names as columns, empty where a name can still be filled."""
+    """Return the table that `query` requests: one row per point, with the names as columns.
+
+    `fillable_names` has (name, loops) of the names that a backfill can fill; their empty points have rows too.
+    """
     with index.relations(query.runs[:200]) as existing_runs:
         fillable = [(name, loops) for name, loops in fillable_names if name in query.names]
         selected = SelectedRecords(
@@ -421,9 +441,10 @@ def point_rows(
 
 
 def value_counts(index: Index, runs: Sequence[str], names: Sequence[str]) -> dict[str, Any]:
-    """Return the number of values of each run and name, and the number that a backfill could reach.
+    """Return run -> name -> the number `n` of its values, and the number `of` that it has after a backfill.
 
-    A backfill can fill a name at every point where another name of the same loops has a value.
+    This number is estimated: a backfill can fill a name at every point where another name of the same loops has a
+    value.
     """
     if not runs or not names:
         return {}
@@ -440,7 +461,7 @@ def value_counts(index: Index, runs: Sequence[str], names: Sequence[str]) -> dic
 
 
 def completions(columns: Columns, text: str, limit: int = 12) -> list[dict[str, str]]:
-    """Return the completions of the last word of a filter: columns and SQL words."""
+    """Return at most `limit` completions of the last word of the filter `text`: names of columns, and SQL words."""
     word = _last_word(text)
     low = word.lower().strip('"')
     completions: list[dict[str, str]] = []
@@ -483,7 +504,7 @@ def _column_kind(key: str, columns: Columns) -> str:
 
 
 def csv_lines(index: Index, columns: Columns, query: Query, most: int) -> Iterator[bytes]:
-    """Yield the rows of a query as CSV, with a header."""
+    """Yield the lines of a CSV file with a header and at most about `most` rows of a query."""
     import csv
     import io
 
@@ -512,7 +533,7 @@ def _heading(key: str) -> str:
 
 
 def request(data: str | bytes | Mapping[str, Any], kind: type[Any]) -> Any:
-    """Return a request of the page, decoded as the class `kind`; raise if the data do not fit it."""
+    """Return a request of the page, decoded from `data` as the class `kind`; raise if `data` do not fit the class."""
     try:
         if isinstance(data, Mapping):
             return msgspec.convert(data, kind)

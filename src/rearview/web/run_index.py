@@ -1,11 +1,12 @@
 """The page's index of all runs: their facts, arguments, and a summary of every logged name, kept up to date.
 
-A command reads every run folder again. A page asks several times a second, so the index looks at the
+A command may read every run folder each time. But a page asks several times a second, so the index looks at the
 modification times of the run folders and reads only the runs that changed. A cache of the index is in
 `.rearview/cache/page`, so that the page of a large project opens at once the next time.
 
-Each run has a number here, `id`: a join of a hundred thousand runs by number is several times faster
-than by name. An argument or logged name by which a page filtered, sorted or grouped stays a column of `page.runs`.
+In the tables, each run has a number, `id`: a join of a hundred thousand runs by number is several times faster
+than by the text id of the run. An argument or logged name by which a page filtered, sorted or grouped stays a
+column of `page.runs`.
 """
 
 from __future__ import annotations
@@ -51,22 +52,25 @@ from rearview.web.run_index_cache import (
 )
 
 BATCH = 400
-"""Runs whose records are summarized in one query."""
+"""Number of runs whose records are summarized in one query."""
 AT_ONCE = 2000
-"""Most changed runs that one refresh reads. The page shows these runs while later refreshes read more."""
+"""Maximum number of changed runs that one refresh reads. The page shows them while later refreshes read more."""
 PATIENCE = 10.0
-"""Seconds after which a query is interrupted."""
+"""Default number of seconds after which a query is interrupted."""
 SLICE = 8_000
-"""Most ended runs whose folders one refresh checks; if there are more, each refresh checks the next slice."""
+"""Maximum number of ended runs whose folders one refresh checks; if there are more, refreshes take turns."""
 SETTLED = 2_000_000_000
-"""Nanoseconds after its last change from which a folder's modification time shows every change."""
+"""Nanoseconds: a folder changed more recently may change again without a new modification time."""
 MOST_COLUMNS = 160
-"""Most columns of arguments and logged names that `page.runs` has at once."""
+"""Maximum number of columns of arguments and logged names that `page.runs` has at once."""
 _SEARCHED = ("run", "name", "command", "note", "status", "version", "host")
 _NUMBERS = {"float", "int", "long", "bool"}
 
 Column = tuple[str, str, str]
-"""Where the values of a column of `page.runs` come from: table, name and value, `("summaries", "loss", "last")`."""
+"""Source of a column of `page.runs`: table, name of the argument or logged name, column of this table.
+
+For example `("summaries", "loss", "last")`.
+"""
 
 
 @dataclass
@@ -75,22 +79,22 @@ class Index:
 
     project: Project
     revision: int = 0
-    """Number that a refresh increases if it found changes."""
+    """Number that each refresh which finds changes increases by one."""
     scanned: float = 0.0
     """Seconds that the last refresh took."""
     entries: dict[str, Entry] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     pending: int = 0
-    """Changed runs that the next refresh will read."""
+    """Number of changed runs that were not read yet and that later refreshes will read."""
 
     def __post_init__(self) -> None:
         self.duck = Duck(self.project.store)
         self.run_records = RunRecords()
         self._runs = Runs(self.project)
         self.lock = threading.RLock()
-        """Held while the store is read, and while `own` tables of some runs are used."""
+        """Lock to hold while the store is read, and while tables `own.…` are used, which hold only some runs."""
         self._changing = threading.Lock()
-        """Held while the tables of `page` are changed, which takes milliseconds."""
+        """Lock to hold while the tables `page.…` are changed, which takes milliseconds."""
         self._cache = IndexCache(self.project.cache / "page")
         self._unsaved = 0
         self._loaded = False
@@ -116,17 +120,18 @@ class Index:
         )
 
     def close(self) -> None:
-        """Write the cache, and release memory and temporary files."""
+        """Write the cache if runs were read since it was written; release memory and temporary files."""
         with self.lock:
             if self._unsaved:
                 self._save()
             self.duck.close()
 
     def refresh(self, runs_to_check: Collection[str] = ()) -> list[str]:
-        """Read the runs that changed since the last refresh, the newest first; return their ids.
+        """Read the runs that changed since the last refresh; return the ids of changed and removed runs.
 
-        A refresh reads at most `AT_ONCE` runs; `pending` is the number of runs still to read. Each refresh checks
-        new runs, runs in progress and `runs_to_check`, and a slice of the ended runs if there are many thousands.
+        A refresh reads at most `AT_ONCE` runs, the newest; `pending` is the number of runs still to read. Each
+        refresh checks new runs, running runs and `runs_to_check`, and all ended runs or, if there are more than
+        `SLICE`, a part of them.
         """
         with self.lock:
             began = time.monotonic()
@@ -160,7 +165,10 @@ class Index:
             return [*changed_runs, *removed_runs]
 
     def _read_signatures(self, runs_to_check: Collection[str] = ()) -> dict[str, Signature]:
-        """Return the signature of the files of every run, without reading a file."""
+        """Return run -> signature of its files (see `Signature`) for every run, without reading a file.
+
+        For ended runs that this refresh does not check, this is the old signature.
+        """
         signatures: dict[str, Signature] = {}
         settled_before = time.time_ns() - SETTLED
         parts = max(1, -(-len(self.entries) // SLICE))
@@ -182,9 +190,9 @@ class Index:
                 continue
             modified = _stamp(path)
             if not modified:
-                continue  # removed just now
+                continue  # the folder was removed after `os.listdir`
             if not entry.live and old_signature[0] == modified < settled_before:
-                # no file was added to the folder, so only files that existed may have changed
+                # no file was added to the folder: only check the two files that may have been appended to
                 events = _stamp(f"{path}/events.jsonl") if old_signature[1] else 0
                 replays = _stamp(f"{path}/replays.jsonl") if old_signature[2] else 0
                 signatures[name] = (modified, events, replays)
@@ -194,7 +202,7 @@ class Index:
         return signatures
 
     def _status_changed(self, entry: Entry) -> bool:
-        """Return True if the status of a running run has changed."""
+        """Return True if the status of the run differs from the one in `entry`, or if it cannot be read."""
         try:
             return self._runs.get(entry.run.id).status is not entry.run.status
         except RearviewError:
@@ -206,7 +214,7 @@ class Index:
         signatures: dict[str, Signature],
         removed_runs: Iterable[str],
     ) -> None:
-        """Read the changed runs into the tables, and remove the runs that do not exist any more."""
+        """Read `changed_runs` into the tables and `self.entries`, and delete `removed_runs` from both."""
         revision = self.revision + 1
         old_ids = [
             self.entries[run].id for run in (*removed_runs, *changed_runs) if run in self.entries
@@ -232,7 +240,7 @@ class Index:
             f"CREATE OR REPLACE TABLE own.summarized ({', '.join(f'{n} {k}' for n, k in SUMMARIES.items())})"
         )
         for group in _batches(changed_runs):
-            # with tens of thousands of runs, records stay in memory only for the runs on a screen
+            # one group at a time, so that the records of tens of thousands of runs are not in memory together
             self.run_records.runs = [new_entries[run].run for run in group]
             gather_records(
                 self.project,
@@ -254,7 +262,7 @@ class Index:
             self.run_records.replays.pop(run, None)
         for run, entry in new_entries.items():
             run_facts = entry.run
-            # only the facts that screens of many runs need stay in memory
+            # to save memory, keep only those facts of a run that screens with many runs need
             entry.stored_run = replace(
                 run_facts, facts=RunStart(), end=RunEnd(loops=run_facts.end.loops)
             )
@@ -262,11 +270,14 @@ class Index:
         self.run_records.runs = []
         for run in [run for run, entry in new_entries.items() if not entry.live][:-BATCH]:
             self.run_records.parts.pop(run, None)
-            encoded = new_entries[run].encoded()  # takes a tenth of the memory
+            encoded = new_entries[run].encoded()  # encoded, an entry takes a tenth of the memory
             new_entries[run].stored_run, new_entries[run].summaries = encoded.run, encoded.summaries
 
     def _record_sealed_files(self, run: str, entry: Entry) -> None:
-        """Store in `entry` the sealed files of a run that was just read, and its signature after sealing."""
+        """Store in `entry` the summaries of a run's sealed record files, and whether the run is live.
+
+        Reading a run may seal files, which changes its folder; so the signature of an ended run is updated.
+        """
         parts = self.run_records.parts[run]
         entry.live = any(part.file is None for part in parts) or (
             entry.run.status is Status.RUNNING
@@ -282,15 +293,15 @@ class Index:
         entry.summaries = sealed
 
     def _file_key(self, file: Path) -> str:
-        """Return the name of a record file in its run folder; for a file elsewhere, its path in the store.
+        """Return the name of a record file in its run folder; for a file outside, its path relative to the store.
 
-        The cache has the record files of numbers that were read from printed lines.
+        Record files of numbers that were read from printed lines are outside, in the folder `cache`.
         """
         inside = file.parent.parent == self.project.runs
         return file.name if inside else str(file.relative_to(self.project.store))
 
     def _unchanged_summary(self, new_entries: dict[str, Entry], file: Path) -> Summary | None:
-        """Return the summary of a sealed file, or None if the file is new or has changed since it was read."""
+        """Return the summary of the sealed record file `file`, or None if it is new or changed since it was read."""
         sealed_file = new_entries[file.parent.name].sealed().get(self._file_key(file))
         if sealed_file is None:
             return None
@@ -304,13 +315,13 @@ class Index:
     def _read(self, run: str) -> Run:
         try:
             return self._runs.get(run)
-        except RearviewError as exc:  # damaged, or removed just now
+        except RearviewError as exc:  # the run is damaged, or was removed a moment ago
             return Run(run, "", "", (), 0.0, Status.DEAD, damaged=str(exc))
 
     def _facts(
         self, new_entries: dict[str, Entry]
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Return the rows of the tables of runs and arguments."""
+        """Return (rows for the table of runs, rows for the table of arguments) of `new_entries`."""
         rows: list[dict[str, Any]] = []
         args: list[dict[str, Any]] = []
         for run, entry in new_entries.items():
@@ -337,7 +348,10 @@ class Index:
     def _replace_rows(
         self, old_ids: Sequence[int], rows: Sequence[dict[str, Any]], args: Sequence[dict[str, Any]]
     ) -> None:
-        """Replace the rows of the runs with `old_ids` by new rows, in one transaction."""
+        """Delete the rows of the runs with `old_ids` from all tables, and insert `rows`, `args` and summaries.
+
+        The summaries are those in `own.summarized`. All this is one transaction.
+        """
         self.duck.load("own.more_runs", INDEXED_RUNS, rows)
         self.duck.load("own.more_given", ARGUMENTS, args)
         cells, joins = _joined(
@@ -368,7 +382,10 @@ class Index:
             raise
 
     def _add_to_counts(self, rows: str, *, sign: str = "") -> None:
-        """Add the number of `rows` to the counts in `page.names`, or subtract it if `sign` is "-"."""
+        """Count the runs of each logged name in `rows`, the SQL of rows of summaries, and add this to `page.names`.
+
+        If `sign` is "-", subtract it.
+        """
         self.duck.execute(
             f"INSERT INTO page.names SELECT name, kind, path, {sign}count(*), {sign}sum(CAST(unproved "
             f"AS BIGINT)), {sign}sum(CAST(asked AS BIGINT)), CASE WHEN kind = 'object' THEN any_value(text) END "
@@ -376,7 +393,7 @@ class Index:
         )
 
     def columns(self, requested: Iterable[Column]) -> dict[Column, str]:
-        """Return the name of each requested column in `page.runs`; add the columns that are missing."""
+        """Return source -> name of the column in `page.runs`; add the columns that `page.runs` does not have."""
         requested = list(dict.fromkeys(requested))
         with self._changing:
             missing_columns = [column for column in requested if column not in self._columns]
@@ -385,7 +402,7 @@ class Index:
             return {column: self._columns[column] for column in requested}
 
     def _add_columns(self, columns: Sequence[Column], keep: Sequence[Column]) -> None:
-        """Add columns to `page.runs`; if there are too many, drop the columns that are not in `keep`."""
+        """Add columns to `page.runs`; if it would have more than `MOST_COLUMNS`, first drop those not in `keep`."""
         cursor = self.duck.con.cursor()
         cursor.execute("BEGIN TRANSACTION")
         columns_by_key = dict(self._columns)
@@ -413,7 +430,7 @@ class Index:
         self._columns = columns_by_key
 
     def _summarize(self, runs: Sequence[str], new_entries: dict[str, Entry]) -> None:
-        """Compute the last, lowest, highest and mean value of each name of some runs into `own.summarized`."""
+        """Compute the last, lowest, highest and mean value of each name in `runs`; insert them in `own.summarized`."""
         load_replays(self.duck, self.run_records, runs)
         self.duck.load(
             "own.numbers",
@@ -434,7 +451,7 @@ class Index:
                 self.duck.execute(f"INSERT INTO own.summarized {_stats(source, order)}")
 
     def parts(self, run: str) -> list[RecordPart]:
-        """Return the files of a run's records."""
+        """Return the record files of a run, each with a summary of its names."""
         if run not in self.run_records.parts and run in self.entries:
             folder, store = self._runs.folder(run), self.project.store
             self.run_records.parts[run] = [
@@ -446,13 +463,13 @@ class Index:
         return self.run_records.parts.get(run, [])
 
     def replays(self, run: str) -> list[Replay]:
-        """Return the replays of a run."""
+        """Return the replays of a run, read from its folder on first use."""
         if run not in self.run_records.replays:
             self.run_records.replays[run] = self._runs.replays(run)
         return self.run_records.replays[run]
 
     def shown_parts(self, run: str) -> list[RecordPart]:
-        """Return the files of a run's records, without the files of replays that were not exact."""
+        """Return the record files of a run, without files of replays that were not exact or that ran again."""
         if any(part.summary.replay is not None for part in self.parts(run)):
             self.replays(run)
         return self._shown_parts(run)
@@ -468,22 +485,21 @@ class Index:
         ]
 
     def _save(self) -> None:
-        """Write the entries and tables of ended runs to the cache."""
+        """Write the entries of ended runs, and the tables, to the cache."""
         cached_runs = {
             run: entry.encoded() for run, entry in self.entries.items() if not entry.live
         }
         self._cache.save(self.duck, COLUMNS, cached_runs)
 
     def _load(self) -> None:
-        """Fill the tables from the cache. A refresh then reads the runs that the cache does not have."""
+        """Fill the tables and `self.entries` from the cache; `refresh` reads the runs that the cache does not have."""
         cached_runs = self._cache.load(self.duck, COLUMNS)
         if not cached_runs:
             return
         cached_ids = {cached_run.id for cached_run in cached_runs.values()}
         in_tables = {row[0] for row in self.duck.execute("SELECT id FROM page.runs").fetchall()}
-        extra_ids = (
-            in_tables - cached_ids
-        )  # such as runs that were running when the cache was written
+        # the tables also have runs without an entry, which were running when the cache was written
+        extra_ids = in_tables - cached_ids
         if extra_ids:
             id_list = ", ".join(map(str, extra_ids))
             for table in COLUMNS:
@@ -498,7 +514,10 @@ class Index:
 
     @contextlib.contextmanager
     def relations(self, runs: Sequence[str]) -> Iterator[list[Run]]:
-        """Fill `own.runs`, `own.args` and `own.replays` with `runs`, and lock the index; yield the runs that exist."""
+        """Lock the index while the body runs, with `runs` in `own.runs`, `own.args` and `own.replays`.
+
+        Yield those of `runs` that exist.
+        """
         with self.lock:
             existing_runs = [self.entries[run].run for run in runs if run in self.entries]
             for run in existing_runs:
@@ -511,16 +530,16 @@ class Index:
             yield existing_runs
 
     def runs(self) -> list[Run]:
-        """Return all runs in the order they started; this is slow for many thousand runs."""
+        """Return all runs, oldest first; slow if there are many thousands."""
         all_runs = (entry.run for entry in self.entries.values())
         return sorted(all_runs, key=lambda run: (run.started, run.id))
 
     def whole_run(self, run: str) -> Run:
-        """Return all facts of a run, read from its folder."""
+        """Return the run with all its facts, read from its folder; `entries` has only some of the facts."""
         return self._runs.get(run)
 
     def matching_runs(self, condition: str, *, limit: int | None = None) -> list[Run]:
-        """Return the runs that meet an SQL condition over `page.runs`, in the order they started."""
+        """Return the runs that meet an SQL condition over `page.runs`, oldest first; with `limit`, the newest ones."""
         last = f" LIMIT {limit}" if limit is not None else ""
         answer = self.ask(
             f"SELECT run FROM page.runs WHERE {condition} ORDER BY started DESC, run DESC{last}"
@@ -528,7 +547,7 @@ class Index:
         return [self.entries[run].run for (run,) in reversed(answer) if run in self.entries]
 
     def ask(self, sql: str, *, patience: float | None = None) -> Any:
-        """Run one query on a separate cursor, and return the cursor; interrupt the query after `patience` seconds."""
+        """Run one query and return a DuckDB cursor with the result; raise if it takes `patience` seconds or fails."""
         import duckdb
 
         cursor = self.duck.con.cursor()
@@ -551,7 +570,10 @@ class Index:
 
 
 def _joined(columns: Mapping[Column, str], tables: Mapping[str, str]) -> tuple[str, str]:
-    """Return the SQL of the cells and of the joins that add `columns` to a table `r` of runs."""
+    """Return two SQL texts that add `columns` to a query over a table `r` of runs: its cells, and its joins.
+
+    `tables` has the name of the SQL table to use for each table named in `columns`.
+    """
     cells, joins = [], []
     for k, ((table, name, value), column) in enumerate(columns.items()):
         cells.append(f", c{k}.v AS {column}")
@@ -563,12 +585,18 @@ def _joined(columns: Mapping[Column, str], tables: Mapping[str, str]) -> tuple[s
 
 
 def load_replays(duck: Duck, run_records: RunRecords, runs: Sequence[str]) -> None:
-    """Fill `own.replays` with the replays of `runs`; queries use it to choose among several values of one point."""
+    """Fill the table `own.replays` with the replays of `runs`, for queries that must choose a value for a point.
+
+    A point has several values if both the run and replays, or several replays, logged the name there.
+    """
     load_runs(duck, RunRecords(replays={run: run_records.replays.get(run, []) for run in runs}))
 
 
 def _stats(source: str, order: str) -> str:
-    """Return the SQL of one row per run and name, from a `source` with at most one record of each point."""
+    """Return the SQL query for the rows of `SUMMARIES`, one per run and logged name.
+
+    `source` is the SQL of records, with at most one record per name and point; `order` sorts the records.
+    """
     finite = "FILTER (isfinite(number))"
     trusted = ", ".join(map(quoted, sorted(TRUSTED)))
     unasked = ", ".join(map(quoted, sorted(UNASKED)))

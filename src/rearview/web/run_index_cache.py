@@ -1,7 +1,7 @@
 """The tables of the page's index of runs: their columns, and a cache of the tables on disk.
 
-The cache has one Parquet file per table, and one file with the facts of each run and the signature of the run's files
-when they were read. A damaged or incomplete cache is ignored, because the index can be made again from the store.
+The cache has one Parquet file per table, and one file with the facts of all runs and the signatures of their files
+when these were read. A damaged or incomplete cache is ignored, because the index can be made again from the store.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ RUNS = {
 }
 """Columns of the table `page.runs`: facts of runs that the page can show, filter and sort by."""
 INDEXED_RUNS = {"id": "INTEGER", **RUNS, "words": "VARCHAR"}
-"""`RUNS` with the number of each run, and with all its texts in lower case, for the search."""
+"""Columns of `page.runs` in the index: `RUNS`, the number `id` of each run, and its texts in lower case, for search."""
 ARGUMENTS = {"id": "INTEGER", "name": "VARCHAR", "number": "DOUBLE", "text": "VARCHAR"}
 """Columns of the table `page.given`: one row per run and argument."""
 SUMMARIES = {
@@ -56,24 +56,27 @@ SUMMARIES = {
     "unproved": "BOOLEAN",
     "asked": "BOOLEAN",
 }
-"""Columns of the table `page.summaries`: one row per run and logged name."""
+"""Columns of the table `page.summaries`: one row per run and logged name, with a summary of its values."""
 COLUMNS = {
     table: ", ".join(columns)
     for table, columns in (("runs", INDEXED_RUNS), ("given", ARGUMENTS), ("summaries", SUMMARIES))
 }
 Signature = tuple[int, ...]
-"""Modification times and sizes of a run's files, which show whether the files changed."""
+"""Modification times of a run's folder and of its `events.jsonl` and `replays.jsonl`; a difference means a change.
+
+While the run is live, a number for each record file follows, made of its modification time and size.
+"""
 FORMAT = 3
 """Number of the cache's format; a cache of another format is made again."""
 TABLES = {"runs": "started, run", "given": "name, id", "summaries": "name, id"}
-"""Tables in the cache, and the order of their rows: queries look for one name at a time."""
+"""Table in the cache -> order of its rows; by name if queries look for one name at a time."""
 
 Summaries = dict[str, tuple[int, int, Summary]]
-"""Size, modification time and summary of each sealed record file, by the name of the file."""
+"""Name of a sealed record file -> its size, modification time and summary."""
 
 
 class CachedRun(msgspec.Struct, array_like=True):
-    """One run in the cache. Its parts stay encoded until a page shows the run, because few runs are shown."""
+    """One run in the cache. `run` and `summaries` stay encoded until a page shows the run, because few are shown."""
 
     id: int
     signature: tuple[int, ...]
@@ -84,13 +87,13 @@ class CachedRun(msgspec.Struct, array_like=True):
 class _Index(msgspec.Struct):
     format: int
     folder: str
-    """Name of the folder with the tables that belong to `runs`."""
+    """Name of the folder with the tables that were written together with `runs`."""
     runs: dict[str, CachedRun]
 
 
 @dataclass(frozen=True, slots=True)
 class IndexCache:
-    """The cache in one folder; many processes may read and write it at the same time."""
+    """The cache of the index in `folder`; several processes may read and write the cache at the same time."""
 
     folder: Path
 
@@ -99,9 +102,9 @@ class IndexCache:
         return self.folder / "index.msgpack"
 
     def save(self, duck: Duck, columns: Mapping[str, str], runs: dict[str, CachedRun]) -> None:
-        """Write the tables, and then the file that names their folder; do nothing if the store is not writable.
+        """Write the tables, and then the file with `runs`, which names their folder.
 
-        `columns` has the columns of each table as SQL.
+        Do nothing if the store is not writable. `columns` has the columns of each table as SQL.
         """
         with contextlib.suppress(OSError):
             make_folder(self.folder)
@@ -121,7 +124,7 @@ class IndexCache:
                         old_file.unlink(missing_ok=True)
 
     def load(self, duck: Duck, columns: Mapping[str, str]) -> dict[str, CachedRun]:
-        """Fill the tables of the index and return their runs, or {} if there is no intact cache."""
+        """Fill the tables `page.…` from the cache and return its runs by id, or {} if there is no intact cache."""
         try:
             index = msgspec.msgpack.decode(self._index.read_bytes(), type=_Index)
             if index.format != FORMAT:
@@ -132,7 +135,7 @@ class IndexCache:
                     f"INSERT INTO page.{table} BY NAME SELECT {columns[table]} FROM "
                     f"read_parquet({files([file])})"
                 )
-        except Exception:  # the cache is damaged: make it again
+        except Exception:  # the cache is missing or damaged: the index is made again
             for table in TABLES:
                 duck.execute(f"DELETE FROM page.{table}")
             return {}
@@ -150,23 +153,23 @@ class Entry:
     revision: int = 0
     """Number of the refresh that last read this run."""
     live: bool = False
-    """Whether the run is running, or a process still writes to a file of its records."""
+    """Whether the run is running, or a process (such as a replay) still writes to one of its record files."""
 
     @property
     def run(self) -> Run:
-        """The facts of the run that screens of many runs need."""
+        """The run, with only those facts that screens with many runs need; decoded on first use."""
         if isinstance(self.stored_run, msgspec.Raw):
             self.stored_run = msgspec.msgpack.decode(self.stored_run, type=Run)
         return self.stored_run
 
     def sealed(self) -> Summaries:
-        """Return the summaries of the run's sealed record files."""
+        """Return the summaries of the run's sealed record files; decoded on first use."""
         if isinstance(self.summaries, msgspec.Raw):
             self.summaries = msgspec.msgpack.decode(self.summaries, type=Summaries)
         return self.summaries
 
     def encoded(self) -> CachedRun:
-        """Return the entry encoded for the cache."""
+        """Return this entry in the encoded form that the cache stores."""
         raw = [
             part if isinstance(part, msgspec.Raw) else msgspec.Raw(msgspec.msgpack.encode(part))
             for part in (self.stored_run, self.summaries)

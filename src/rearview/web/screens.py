@@ -22,21 +22,21 @@ from rearview.web.rows import plain
 from rearview.web.run_index import Index
 
 MOST_LINES = 4000
-"""Most printed lines in one answer."""
+"""Maximum number of printed lines in one answer."""
 MOST_CHECKPOINTS = 400
 MOST_CHANGES = 12
-"""Most parts of a checkpoint that are listed as changed."""
+"""Maximum number of objects of a checkpoint that are listed as changed."""
 COMPARED = 20
-"""Most earlier runs from which the number of iterations of a running run is estimated."""
+"""Maximum number of earlier runs from which the number of iterations of a running run is estimated."""
 MOST_FORKS = 200
-"""Most runs that are listed as started from a run."""
+"""Maximum number of runs that are listed as started from a run."""
 CONTEXT = 4
-"""Lines around a change in a diff."""
+"""Number of unchanged lines shown before and after a change in a diff."""
 
 
 def run_details(history: History, index: Index, which: str) -> dict[str, Any]:
-    """Return the data of the screen of one run."""
-    report = history.show(which, names=False)  # the index has these facts
+    """Return the data of the screen that shows one run, as values for JSON."""
+    report = history.show(which, names=False)  # without names, because the index has them
     run = report.run
     names = index.ask(
         "SELECT name, path, n, last, low, high, mean, kind, text, unproved, asked FROM page.stats "
@@ -107,7 +107,7 @@ def run_details(history: History, index: Index, which: str) -> dict[str, Any]:
 
 
 def _commands(run: Run) -> list[list[str]]:
-    """Return useful commands for a run, the most useful first."""
+    """Return [purpose, command line] of useful commands for a run, the most useful first."""
     commands = []
     if run.status in {Status.PAUSED, Status.DEAD, Status.FAILED}:
         commands.append(["resume it", f"rearview resume {run.id}"])
@@ -121,7 +121,7 @@ def _commands(run: Run) -> list[list[str]]:
 
 
 def _shown(value: Any) -> Any:
-    """Return facts as JSON values; values of other types become text."""
+    """Return `value` as a value for JSON; values of types that JSON does not have become text."""
     if isinstance(value, dict):
         return {str(key): _shown(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -145,7 +145,7 @@ def _files(history: History, run: Run) -> list[dict[str, Any]]:
 
 
 def _checkpoints(checkpoints: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return the checkpoints of a run with their sizes, and the parts that the checkpoint before had differently."""
+    """Return the checkpoints of a run with their sizes and with the parts that changed since the checkpoint before."""
     out = []
     oids_before: dict[str, str] = {}
     for checkpoint in checkpoints[-MOST_CHECKPOINTS:]:
@@ -173,7 +173,10 @@ def _checkpoints(checkpoints: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def printed_lines(history: History, run: str, search: str) -> dict[str, Any]:
-    """Return the lines that a run printed; with `search`, only lines that contain this text."""
+    """Return the lines that a run printed, with their points.
+
+    If `search` is not empty, only lines with this text in the line or in its point are returned.
+    """
     lines = history.printed(run)
     lowered_search = search.lower()
     matching_lines = [
@@ -189,7 +192,10 @@ def printed_lines(history: History, run: str, search: str) -> dict[str, Any]:
 def versions(
     history: History, index: Index, fillable_names: Sequence[tuple[str, Sequence[str]]]
 ) -> dict[str, Any]:
-    """Return the versions of the source in the order of their first run, with their runs."""
+    """Return the versions of the source in the order of their first run, each with its newest runs.
+
+    `fillable_names` has (name, loops) of the names that the work tree logs.
+    """
     answer = index.ask(
         "SELECT version, min(started) AS began, max(started), count(*), arg_max(script, started), "
         "list({run: run, name: name, status: status} ORDER BY started DESC, run DESC)[1:40] "
@@ -214,9 +220,9 @@ def versions(
 
 
 def compare_sources(history: History, a: str, b: str) -> dict[str, Any]:
-    """Return two versions side by side: for each file rows of old and new lines.
+    """Return the source of `a` and `b` side by side: for each file that differs, rows of old and new lines.
 
-    `a` and `b` are runs, or `worktree`.
+    `a` and `b` are ids of runs, or `worktree`.
     """
     old, new = _texts(history, a), _texts(history, b)
     out = []
@@ -236,7 +242,9 @@ def _texts(history: History, which: str) -> dict[str, str]:
 
 
 def side_by_side(old: str, new: str) -> tuple[list[list[Any]], int, int]:
-    r"""Return rows [kind, old number, old line, new number, new line], and the numbers of added and removed lines.
+    r"""Return (rows, number of added lines, number of removed lines) for two texts.
+
+    A row is [kind, old line number, old line, new line number, new line].
 
     >>> side_by_side("a\nb\n", "a\nc\n")[0]
     [['same', 1, 'a', 1, 'a'], ['change', 2, 'b', 2, 'c']]
@@ -273,7 +281,7 @@ def side_by_side(old: str, new: str) -> tuple[list[list[Any]], int, int]:
 
 
 def propagated_statements(history: History, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return where the statements that log `names` are inserted in each version, and why there."""
+    """Return for each version where the statements that log `names` are inserted, and why there or why not."""
     by_hand = {propagated.version for propagated in history.corrections(list(names))}
     return [
         {
@@ -290,7 +298,7 @@ def propagated_statements(history: History, names: Sequence[str]) -> list[dict[s
 
 
 def running_work(history: History, index: Index) -> dict[str, Any]:
-    """Return the running runs with their progress, and the backfills that run on this store."""
+    """Return the running runs with their progress, and the running backfills of this project."""
     running = index.matching_runs("status = 'running'")
     out = [
         {
@@ -316,7 +324,10 @@ def running_work(history: History, index: Index) -> dict[str, Any]:
 
 
 def _pace(index: Index, run: Run) -> dict[str, Any]:
-    """Return the progress of a run: its iteration, the seconds per iteration, and the expected number of iterations."""
+    """Return the progress of a running run: iteration, seconds per iteration, expected number of iterations.
+
+    The result is empty if the run has logged nothing inside a loop.
+    """
     rows = index.ask(
         "SELECT path, indices[1] AS i, min(time) AS t FROM own.live WHERE "
         f"run = {quoted(run.id)} AND len(indices) > 0 AND replay IS NULL GROUP BY ALL ORDER BY i"
@@ -365,7 +376,10 @@ def _pace(index: Index, run: Run) -> dict[str, Any]:
 
 
 def _times(rows: Sequence[tuple[str, int, float]], loop: str) -> list[tuple[int, float]]:
-    """Return the time of the first logged value of each iteration of an outermost loop."""
+    """Return (iteration, time of its first logged value) for each iteration of the outermost loop `loop`, sorted.
+
+    `rows` has (loops, iteration of the outermost loop, time).
+    """
     first: dict[int, float] = {}
     for path, i, t in rows:
         if path.split("/")[0] == loop:
@@ -374,22 +388,22 @@ def _times(rows: Sequence[tuple[str, int, float]], loop: str) -> list[tuple[int,
 
 
 def check_run(index: Index, run: str) -> str:
-    """Return `run` if it is the id of a run, else raise."""
+    """Return `run` if it is the id of a run in `index`, else raise."""
     if run not in index.entries:
         raise UsageError(f"There is no run {run!r}.", slug="no-run")
     return run
 
 
 MOST_VERSIONS = 40
-"""Most runs in one tree."""
+"""Maximum number of runs in one execution tree."""
 MOST_CODE = 1500
-"""Most characters of a cell that are shown."""
+"""Maximum number of characters of a cell's code that are shown."""
 
 
 def execution_tree(index: Index, runs: Sequence[str]) -> dict[str, Any]:
     """Return the execution tree of `runs`, or of the newest runs if none are given; see `rearview tree`."""
     if runs:
-        # read whole runs: the index keeps only the facts that screens of many runs need
+        # `whole_run`, because the runs in the index have only the facts that screens with many runs need
         whole_runs = [index.whole_run(run) for run in runs[:MOST_VERSIONS] if run in index.entries]
     else:
         newest = index.matching_runs("status <> 'running'", limit=MOST_VERSIONS)

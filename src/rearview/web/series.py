@@ -1,7 +1,7 @@
-"""The data of charts: one line per run, binned to pixels, or mean and deviation of groups of runs.
+"""The data of charts: one line per run, or the mean and standard deviation of each group of runs.
 
-`Series` keeps the lines in memory as arrays, long lines at several resolutions. An answer to the page is a line
-of JSON, followed by the numbers as 64-bit floats.
+Long lines are summarized per pixel. `Series` keeps the lines in memory as arrays, long lines at several resolutions.
+An answer to the page is a line of JSON, followed by the numbers as 64-bit floats.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from rearview.store.tables.read_record_files import long_sql, needs_no_ranking
 from rearview.web.run_index import Index, load_replays
 
 Array = Any
-"""A NumPy array of numbers; NumPy is imported where it is used."""
+"""A NumPy array of numbers; typed as Any, because NumPy is imported only in the functions that use it."""
 MOST_RUNS = 500
-"""Most lines of one chart."""
+"""Maximum number of runs, and so of lines, in one chart."""
 MOST_KEPT = 24_000_000
-"""Most points of lines in memory; the least recently used lines are dropped first."""
+"""Maximum number of points of all lines in memory; the least recently used lines are dropped first."""
 STEP = 16
-"""Number of points that one point of the next coarser level summarizes."""
+"""Number of points of one level of a line that one point of the next coarser level summarizes."""
 DRAWN_POINTS_PER_PIXEL = 4
-"""Most points per pixel of a line that is drawn point by point."""
+"""A line with more points per pixel than this is not drawn point by point, but summarized per pixel."""
 LEVEL_POINTS_PER_PIXEL = 8
-"""Points per pixel that a level needs, so that its bins start close to the pixels."""
+"""Minimum number of points per pixel that a level must have to be used: with fewer, bins and pixels differ visibly."""
 LOADING = 120.0
-"""Seconds that reading a curve for the first time may take."""
+"""Maximum number of seconds for the query that reads lines for the first time."""
 _AXES = {"loop", "step", "time"}
 
 
@@ -51,24 +51,24 @@ class Chart(msgspec.Struct, forbid_unknown_fields=True):
     hi: float | None = None
     pixels: int = 800
     group: dict[str, int] | None = None
-    """Group of each run, if the mean of each group is to be drawn."""
+    """Run -> number of its group, to draw the mean of each group; None to draw each run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """A line at one resolution: each point summarizes `STEP` points of the next finer level."""
+    """A line at one resolution. A point has the sum, number, minimum and maximum of the values that it summarizes."""
 
     x: Array
     total: Array
-    """Sum of the finite values."""
+    """Sum of the finite values that each point summarizes."""
     count: Array
-    """Number of finite values."""
+    """Number of finite values that each point summarizes."""
     low: Array
     high: Array
 
     @classmethod
     def of(cls, x: Array, y: Array) -> Resolution:
-        """Return a line at full resolution, without the values that are not finite."""
+        """Return the line through the values `y` at full resolution; values that are not finite have count 0."""
         import numpy as np
 
         finite = np.isfinite(y)
@@ -83,7 +83,10 @@ class Resolution:
         )
 
     def binned(self, starts: Array, x: Array | None = None) -> Resolution:
-        """Return a coarser level, with a point for each group of points that begins at one of `starts`."""
+        """Return a coarser resolution, whose points summarize the points from each index in `starts` to the next.
+
+        `x` has the positions of the new points; if None, the position of the first point of each group is used.
+        """
         import numpy as np
 
         return Resolution(
@@ -97,16 +100,16 @@ class Resolution:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The values of one name in one run, in order, with coarser levels if there are many values."""
+    """The values `y` of one name in one run at the positions `x`, in order of `x`."""
 
     x: Array
     y: Array
     levels: tuple[Resolution, ...]
-    """Coarser levels, from fine to coarse; `x` and `y` have all values."""
+    """The line at coarser resolutions, from fine to coarse; empty if the line has few values."""
 
     @classmethod
     def of(cls, x: Array, y: Array) -> Line:
-        """Return a line through these points, which must be in the order of `x`."""
+        """Return the line through the points (x, y), which must be sorted by `x`."""
         import numpy as np
 
         levels: list[Resolution] = []
@@ -121,12 +124,15 @@ class Line:
         return len(self.x)
 
     def points(self, lo: float, hi: float) -> tuple[Array, Array]:
-        """Return the logged values between `lo` and `hi`."""
+        """Return (x, y) of the logged values whose position is from `lo` to `hi`, both included."""
         a, b = _between(self.x, lo, hi)
         return self.x[a:b], self.y[a:b]
 
     def pixels(self, lo: float, hi: float, pixels: int) -> list[Array]:
-        """Return x, mean, lowest and highest value of each pixel that has a value."""
+        """Return arrays of x, mean, lowest and highest value, with an item per pixel that has a value.
+
+        `pixels` is the number of pixels between `lo` and `hi`.
+        """
         import numpy as np
 
         level = next(
@@ -163,7 +169,7 @@ def _between(x: Array, lo: float, hi: float) -> tuple[int, int]:
 
 
 class Series:
-    """Answers charts from lines that are kept in memory."""
+    """Answers requests for charts; the lines that were read are kept in memory."""
 
     def __init__(self, index: Index) -> None:
         self._index = index
@@ -172,7 +178,7 @@ class Series:
         self._lock = threading.Lock()
 
     def chart(self, chart: Chart) -> bytes:
-        """Return the lines of a chart: a line of JSON that describes them, then their numbers."""
+        """Return the lines that `chart` requests as bytes: one line of JSON that describes them, then their numbers."""
         import numpy as np
 
         if chart.x not in _AXES or not 1 <= chart.pixels <= 8000 or len(chart.runs) > MOST_RUNS:
@@ -193,13 +199,12 @@ class Series:
             blocks += [np.ascontiguousarray(column, dtype="<f8") for column in columns]
         description = {"lines": head, "span": span, "points": sum(map(len, lines.values()))}
         text = json.dumps(description, allow_nan=False).encode()
-        text += (
-            b" " * (-(len(text) + 1) % 8) + b"\n"
-        )  # the numbers must begin at a multiple of eight bytes
+        # pad the text: the numbers must begin at a multiple of eight bytes
+        text += b" " * (-(len(text) + 1) % 8) + b"\n"
         return b"".join([text, *(block.data for block in blocks)])
 
     def _ready(self, name: str, runs: Sequence[str], x: str) -> dict[str, Line]:
-        """Return the lines of these runs, without empty lines; read the lines that are not in memory."""
+        """Return run -> line of `name` over the axis `x`, without empty lines; read lines that are not in memory."""
         keys = {run: (run, name, self._index.entries[run].revision, x) for run in runs}
         with self._lock:
             missing_runs = [run for run in runs if keys[run] not in self._lines]
@@ -218,7 +223,7 @@ class Series:
         return {run: line for run, line in lines.items() if len(line)}
 
     def _read(self, name: str, runs: Sequence[str], x: str) -> dict[str, Line]:
-        """Read the values of a name in some runs, all in one query."""
+        """Read the values of `name` in `runs` with one query; return run -> line, empty if there are no values."""
         import numpy as np
 
         empty = Line(np.empty(0), np.empty(0), ())
@@ -247,7 +252,10 @@ class Series:
 
 
 def _span(chart: Chart, lines: dict[str, Line]) -> tuple[float, float] | None:
-    """Return (begin, end) of the horizontal axis: the part of the requested range that has points."""
+    """Return (begin, end) of the horizontal axis: the requested range, limited to the range that has points.
+
+    Return the whole range of the points if none are in the requested range, or None if there are no lines.
+    """
     if not lines:
         return None
     first = min(float(line.x[0]) for line in lines.values())
@@ -261,7 +269,10 @@ Drawn = list[tuple[dict[str, Any], list[Any]]]
 
 
 def _drawn(chart: Chart, lines: dict[str, Line], span: tuple[float, float] | None) -> Drawn:
-    """Return a line per run: all values if these are few, else the mean, lowest and highest per pixel."""
+    """Return (description, columns) of one line per run.
+
+    The columns are x and y of all values if these are few, else x, mean, lowest and highest value per pixel.
+    """
     if span is None:
         return []
     if max(map(len, lines.values())) <= chart.pixels * DRAWN_POINTS_PER_PIXEL:
@@ -275,12 +286,15 @@ def _drawn(chart: Chart, lines: dict[str, Line], span: tuple[float, float] | Non
 
 
 def _grouped(chart: Chart, lines: dict[str, Line], span: tuple[float, float] | None) -> Drawn:
-    """Return a line per group: mean and standard deviation over its runs."""
+    """Return (description, columns) of one line per group of runs.
+
+    The columns are x, the mean over the runs, and the mean minus and plus one standard deviation.
+    """
     import numpy as np
 
     if span is None or chart.group is None:
         return []
-    # average short lines point by point, long lines pixel by pixel
+    # if all lines are short, average them at each point, else at each pixel
     short = max(map(len, lines.values())) <= chart.pixels
     groups: dict[int, list[tuple[Any, Any]]] = {}
     for run, line in lines.items():
@@ -304,12 +318,15 @@ def _grouped(chart: Chart, lines: dict[str, Line], span: tuple[float, float] | N
 
 
 def _ranked(index: Index, runs: Sequence[str]) -> bool:
-    """Return True if a run has several values of one point, so that the query must choose a value by `own.replays`."""
+    """Return True if one of `runs` may have several values for one point.
+
+    Then a query must choose one of the values, for which it needs the table `own.replays`.
+    """
     return any(not needs_no_ranking(index.shown_parts(run)) for run in runs)
 
 
 def records(index: Index, name: str, runs: Sequence[str]) -> str | None:
-    """Return the SQL of the records of a name in `runs`, one per point, or None if there are none."""
+    """Return the SQL query for the records of `name` in `runs`, one per point, or None if there are no records."""
     texts = []
     simple, ranked, ranked_runs = [], [], []
     for run in runs:
@@ -328,13 +345,16 @@ def records(index: Index, name: str, runs: Sequence[str]) -> str | None:
             source = f"SELECT * FROM ({long_sql(parts)}) WHERE name = {quoted(name)}"
             texts.append(form.format(source=source))
     if ranked:
-        with index.lock:  # `own.replays` is shared with the refresh
+        with index.lock:  # because `Index.refresh` uses `own.replays` too
             load_replays(index.duck, index.run_records, ranked_runs)
     return " UNION ALL BY NAME ".join(texts) or None
 
 
 def _values(source: str, x: str, runs: Sequence[str]) -> str:
-    """Return the SQL of the numbers of a name, with the number of the run and the columns for `_positions`."""
+    """Return the SQL query for the numbers in `source` as `y`, with the index `k` of the run in `runs`.
+
+    The further columns are those that `_positions` needs for the axis `x`.
+    """
     order = "ORDER BY k, indices, process, seq" if x == "step" else ""
     axis_columns = {
         "time": ", time",
@@ -351,7 +371,7 @@ def _values(source: str, x: str, runs: Sequence[str]) -> str:
 
 
 def _positions(columns: dict[str, Any], run_numbers: Array, x: str, started: Array) -> Array:
-    """Return the horizontal position of each value: iteration, step or seconds, see `Chart.x`."""
+    """Return the position of each value on the horizontal axis `x`: iteration, step or seconds, see `Chart.x`."""
     import numpy as np
 
     if x == "time":
@@ -379,7 +399,7 @@ def _positions(columns: dict[str, Any], run_numbers: Array, x: str, started: Arr
 
 
 def _by_run(reduce: Any, values: Array, run_numbers: Array, runs: int) -> Array:
-    """Return the highest or lowest value of each run."""
+    """Return the highest or lowest value of each run; `reduce` is `np.maximum` or `np.minimum`."""
     import numpy as np
 
     out = np.full(runs, -np.inf if reduce is np.maximum else np.inf)

@@ -43,11 +43,11 @@ TYPES = {
 }
 _OID = re.compile(r"[0-9a-f]{64}")
 MOST_EXPORTED = 100_000
-"""Most rows of an exported CSV file."""
+"""Maximum number of rows of an exported CSV file."""
 
 
 class Label(msgspec.Struct, forbid_unknown_fields=True):
-    """A tag, note or name for some runs."""
+    """A request to give runs a tag, note or name, or to remove it."""
 
     runs: list[str]
     text: str | None = None
@@ -55,7 +55,10 @@ class Label(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Move(msgspec.Struct, forbid_unknown_fields=True):
-    """A line that the user chose for inserted log statements; without a line, the user's choice is removed."""
+    """A request to store the line that the user chose for log statements in a run's version; see `History.correct`.
+
+    If `line` is 0, the stored choice is removed.
+    """
 
     run: str
     names: list[str]
@@ -79,7 +82,7 @@ class Workers(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass
 class Page:
-    """The index, charts, prices and backfills that the routes use."""
+    """All that the routes of one server share: the index of runs, charts, prices and backfills."""
 
     history: History
     writable: bool = False
@@ -93,7 +96,7 @@ class Page:
         self.prices = Prices(History(self.history.project), self.index)
         self.live = Live(self.index)
         self.lock = threading.Lock()
-        """Held while the history answers; `prices` uses another `History`."""
+        """Lock to hold while `history` is used; `prices` uses another `History` object."""
         self.jobs = PageBackfills(str(self.history.project.root), self._on_event)
         self._columns: tuple[int, rows.Columns] = (-1, rows.Columns())
 
@@ -104,7 +107,7 @@ class Page:
             self.live.look_now([run] if run else ())
 
     def columns(self) -> rows.Columns:
-        """Return the columns of all runs, read again if the index has changed."""
+        """Return the columns of the table of runs, read again if the index has changed since the last call."""
         revision, columns = self._columns
         if revision != self.index.revision:
             revision = self.index.revision
@@ -113,7 +116,7 @@ class Page:
         return columns
 
     def state(self) -> dict[str, Any]:
-        """Return the state of the project, which the page loads first."""
+        """Return facts of the project, its runs and columns, which the page loads first."""
         counts = dict(
             self.index.ask("SELECT status, count(*) FROM page.runs GROUP BY status").fetchall()
         )
@@ -132,7 +135,7 @@ class Page:
         }
 
     def known_columns(self) -> dict[str, Any]:
-        """Return the columns of all runs, and the names that a backfill can fill."""
+        """Return the arguments and logged names of all runs, and the names that a backfill can fill."""
         columns = self.columns()
         names = dict(columns.names)
         fillable_names = self.prices.fillable_names()
@@ -157,7 +160,10 @@ class Page:
         }
 
     def table(self, query: rows.Query) -> dict[str, Any]:
-        """Return a page of the table of runs, with the number of values in the fillable columns."""
+        """Return the rows of the table of runs that `query` requests.
+
+        For columns that a backfill can fill, the result has the number of values in each run too.
+        """
         answer = rows.Rows(self.index, self.columns(), query).answer()
         fillable_names = {name for name, _ in self.prices.fillable_names()}
         names = {key.partition(":")[2] for key in query.columns if not key.startswith("fact:")}
@@ -169,7 +175,7 @@ class Page:
         return {**answer, "revision": self.index.revision}
 
     def app(self) -> App:
-        """Return the application behind its guard."""
+        """Return the ASGI application of the server: a `Guard` around the routes."""
         return Guard(_routes(self), self.token, self.host, writable=self.writable)
 
     def close(self) -> None:
@@ -333,7 +339,7 @@ GET: dict[str, Handler] = {
     "/api/heat": _heat,
     "/api/content/{oid}": _content,
 }
-"""Routes that only read."""
+"""Address -> function that answers GET requests to it; these functions only read."""
 
 
 def _fill(page: Page, body: bytes) -> Any:
@@ -406,11 +412,14 @@ POST: dict[str, Callable[[Page, bytes], Any]] = {
     "/api/move": _move,
     "/api/workers": _workers,
 }
-"""Routes that change something; the guard allows them only with `--allow-replay`."""
+"""Address -> function that answers POST requests to it, which change something.
+
+The guard allows POST requests only with `--allow-replay`.
+"""
 
 
 def _routes(page: Page) -> Starlette:  # noqa: C901 - one route after another
-    """Return the application without its guard."""
+    """Return the application with all routes of the server, not protected by a `Guard`."""
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
     from starlette.responses import Response, StreamingResponse
@@ -426,7 +435,7 @@ def _routes(page: Page) -> Starlette:  # noqa: C901 - one route after another
         return Response(body, 400, media_type="application/json")
 
     async def attempt(work: Callable[..., Any], *args: Any) -> Response:
-        """Return the result of `work` as JSON, or its error as text."""
+        """Return a response with the result of `work(*args)` as JSON, or with the message of a Rearview error."""
         try:
             return answer(await run_in_threadpool(work, *args))
         except RearviewError as exc:
@@ -462,9 +471,8 @@ def _routes(page: Page) -> Starlette:  # noqa: C901 - one route after another
 
     async def file(request: Request) -> Response:
         path = request.path_params.get("path", "index.html")
-        asset = static.get(
-            path
-        )  # only files that were loaded at the start: a request never opens a path on the disk
+        # `static` has only files that were loaded at the start: a request never opens a path on the disk
+        asset = static.get(path)
         if asset is None:
             return Response("There is nothing here.", 404, media_type="text/plain")
         headers = {"etag": asset.tag, "cache-control": "no-cache", "vary": "accept-encoding"}
@@ -496,7 +504,7 @@ def _routes(page: Page) -> Starlette:  # noqa: C901 - one route after another
 
 @dataclass(frozen=True, slots=True)
 class StaticFile:
-    """One file of the page, uncompressed and compressed."""
+    """One static file of the page: its bytes, plain and gzipped, its media type and its ETag."""
 
     plain: bytes
     gzipped: bytes
@@ -505,7 +513,7 @@ class StaticFile:
 
 
 def static_files() -> dict[str, StaticFile]:
-    """Return the files of the page by their path below `static`."""
+    """Return path below `static` -> file, for all static files of the page."""
     out: dict[str, StaticFile] = {}
 
     def walk(folder: Any, prefix: str) -> None:
@@ -525,13 +533,13 @@ def static_files() -> dict[str, StaticFile]:
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """Return a listening socket; with port 0 the system chooses a free port."""
+    """Return a socket that listens on `host` and `port`; if `port` is 0, the system chooses a free port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((host, port))
-        sock.listen(128)  # a browser that opens the link too early waits until the server answers
+        sock.listen(128)  # from now on, a browser can connect, and waits until the server answers
     except OSError as exc:
         sock.close()
         raise UsageError(
@@ -543,7 +551,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 def check_libraries() -> None:
-    """Raise if the libraries of the page are not installed."""
+    """Raise if a library that the page's server needs is not installed."""
     try:
         import numpy as np  # noqa: F401
         import starlette  # noqa: F401
@@ -557,7 +565,7 @@ def check_libraries() -> None:
 
 
 def serve(page: Page, sock: socket.socket) -> None:
-    """Answer requests until interrupted."""
+    """Answer requests on `sock` until the process is interrupted; then close `page`."""
     import uvicorn
 
     config = uvicorn.Config(

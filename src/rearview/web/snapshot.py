@@ -1,7 +1,8 @@
-"""Write the page and the data of a project into one HTML file that needs no server.
+"""Write a snapshot of the page: one HTML file with the page and the data of a project, which needs no server.
 
-A browser does not load modules from files on disk, so each module becomes a `data:` address in an import map. The
-content policy of the HTML file allows only scripts with listed hashes; the JSON of the data cannot end its element.
+A browser does not load JavaScript modules from files on disk, so each module becomes a `data:` URL in an import map.
+The content security policy of the HTML file allows only scripts with listed hashes. The data are JSON in a `script`
+element; they are escaped so that no text in them can end this element.
 """
 
 from __future__ import annotations
@@ -29,25 +30,25 @@ from rearview.web.series import Chart
 from rearview.web.server import Page, static_files
 
 MOST_RUNS = 5000
-"""Most runs in the table of a snapshot; the newest runs are written."""
+"""Maximum number of runs in the table of a snapshot: the newest runs."""
 MOST_DETAILED = 200
-"""Most runs with their screen and curves in a snapshot; the newest runs are written."""
+"""Maximum number of runs whose details and curves a snapshot has: the newest runs."""
 MOST_PRINTED = 1000
-"""Most printed lines of a run."""
+"""Maximum number of printed lines per run in a snapshot."""
 MOST_IMAGES = 8 << 20
-"""Most bytes of all images."""
+"""Maximum number of bytes of all images in a snapshot together."""
 MOST_SOUNDS = 8 << 20
-"""Most bytes of all audio."""
+"""Maximum number of bytes of all sounds in a snapshot together."""
 MOST_CONTENTS = 400
-"""Most tables, confusion matrices and long texts."""
+"""Maximum number of logged tables, confusion matrices and long texts in a snapshot."""
 PIXELS = 500
-"""Points of a curve."""
+"""Width in pixels for which the curves of a snapshot are computed."""
 _IMPORT = re.compile(r"""(from\s*|import\s*)(["'])\./([\w./-]+)\2""")
 _NUMERIC = {"float", "int", "long", "bool"}
 
 
 def write_snapshot(history: History, folder: Path) -> Path:
-    """Write the page to `index.html` in `folder`; return the path of the file."""
+    """Write a snapshot of the project to `index.html` in `folder`; return the path of this file."""
     page = Page(history)
     try:
         page.index.refresh()
@@ -69,7 +70,7 @@ def write_snapshot(history: History, folder: Path) -> Path:
 
 
 def _data(page: Page) -> dict[str, Any]:
-    """Return the data of all screens of a snapshot."""
+    """Return the data of all screens of a snapshot, as values for JSON."""
     index, history = page.index, page.history
     run_ids = [run.id for run in index.runs()][-MOST_RUNS:]
     detailed = run_ids[-MOST_DETAILED:]
@@ -131,7 +132,7 @@ def _runs(page: Page, run_ids: set[str]) -> list[dict[str, Any]]:
 
 
 def _curves(page: Page, name: str, runs: list[str]) -> dict[str, Any]:
-    """Return the curve of each run as two lists, with as many digits as a screen shows."""
+    """Return run -> [list of x, list of y] of the values of `name`, with six digits, to keep the file small."""
     import numpy as np
 
     data = page.series.chart(Chart(name, runs, pixels=PIXELS))
@@ -179,7 +180,10 @@ def _data_urls(
     read: Callable[[str], bytes],
     most: int,
 ) -> dict[str, str]:
-    """Return the values of a kind as data URLs by oid, up to `most` bytes in all."""
+    """Return oid -> data URL of the logged values of one kind, until they have `most` bytes together.
+
+    `media` has the values of each name, `read` returns the bytes of an oid, and `mime` is their media type.
+    """
     out: dict[str, str] = {}
     for value in itertools.chain.from_iterable(media.values()):
         if value.get("kind") == kind and value["oid"] not in out:
@@ -202,7 +206,7 @@ def _contents(page: Page, media: dict[str, list[dict[str, Any]]]) -> dict[str, A
 
 
 def _document(data: dict[str, Any]) -> str:
-    """Return the page as one HTML document."""
+    """Return the text of the HTML file with the page and `data`."""
     files = static_files()
     modules = {
         path: _mapped(path, file.plain.decode())
@@ -227,7 +231,7 @@ def _document(data: dict[str, Any]) -> str:
         f"default-src 'none'; script-src {scripts} data:; style-src {_hash(style)}; "
         "img-src data: blob:; media-src data:; base-uri 'none'; form-action 'none'"
     )
-    # with each `<` escaped, no text in the JSON can end the element
+    # escape each `<`, so that no text in the JSON can end the `script` element
     text = msgspec.json.encode({**data, "icon": icon}).decode().replace("<", "\\u003c")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -241,7 +245,7 @@ def _document(data: dict[str, Any]) -> str:
 
 
 def _mapped(path: str, text: str) -> str:
-    """Return the text of a module, with imports that use the names of the import map."""
+    """Return `text`, the JavaScript of the module `path`, with imports by the names in the import map."""
 
     def named(match: re.Match[str]) -> str:
         return f"{match[1]}{match[2]}{_name(path, match[3])}{match[2]}"
@@ -250,7 +254,7 @@ def _mapped(path: str, text: str) -> str:
 
 
 def _name(path: str, imported: str) -> str:
-    """Return the name in the import map for a module that the module `path` imports.
+    """Return the name in the import map of the module that the module `path` imports as `./IMPORTED`.
 
     >>> _name("vendor/signals.js", "preact.js"), _name("app.js", "vendor/preact.js")
     ('rearview/vendor/preact.js', 'rearview/vendor/preact.js')

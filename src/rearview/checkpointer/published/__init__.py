@@ -1,1 +1,1 @@
-"""A folder for `sys.path`: it contains the top-level package `checkpointer`."""
+"""A folder to put on `sys.path`: it contains the module `checkpointer`, importable by the published name."""

@@ -1,6 +1,6 @@
-"""`checkpointer` as a top-level package, for programs whose imports are not to be changed.
+"""The top-level module `checkpointer`, for programs that import the published package and are not to be changed.
 
-It has a separate folder, because another package of this name may be installed.
+This module has a folder of its own, because another package of this name may be installed.
 """
 
 from rearview.checkpointer import Checkpointer, __path__

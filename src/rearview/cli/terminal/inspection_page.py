@@ -1,4 +1,4 @@
-"""Print an inspection: whether Rearview will work on a script, and which loops and log calls the script has."""
+"""Print the inspection of a script: whether Rearview will work on it, its loops and log calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rearview._history import Inspection, LoopReport
 
 MOST_LINES = 12
-"""Most lines of a section that are shown without --all; further lines are counted."""
+"""Maximum number of lines per section without --all; a last line gives the number of further lines."""
 
 
 _HEADS = {
@@ -30,7 +30,7 @@ _COLORS = {
 
 
 class InspectionPage:
-    """Prints an inspection for people."""
+    """Prints the inspection of a script as text; with `everything`, without leaving out lines."""
 
     def __init__(self, inspection: Inspection, *, everything: bool) -> None:
         self.inspection = inspection
@@ -38,7 +38,10 @@ class InspectionPage:
         self.everything = everything
 
     def show(self, command: str) -> None:
-        """Print the answer, and the loops, log calls and obstacles that explain it."""
+        """Print whether Rearview will work on the script, and the loops, log calls and obstacles that explain why.
+
+        `command` is the command line to suggest for recording the script.
+        """
         self._answer(command)
         if self.inspection.answer.value == "no":
             return
@@ -194,7 +197,7 @@ def _some(names: Iterable[str], most: int) -> str:
 
 
 def plain_inspection(inspection: Inspection) -> dict[str, Any]:
-    """Return an inspection as plain values, for JSON."""
+    """Return an inspection as dictionaries, lists, texts and numbers, for JSON."""
     main, call = inspection.main, inspection.training_call
     return {
         "script": inspection.cell_and_line(inspection.script, 1)[0],

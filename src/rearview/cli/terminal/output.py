@@ -1,6 +1,6 @@
-"""Print: answers to stdout, notes and errors to stderr. Only this module of the package prints.
+"""Print answers to stdout, notes and errors to stderr. Only this module of the package prints.
 
-This module also formats rows as text: JSON, CSV, Markdown, or a table for people.
+This module also formats rows as text: JSON, CSV, Markdown, or a table for a terminal.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CONTROL = re.compile(
 
 
 def plain(value: Any) -> Any:
-    """Return `value` as JSON types, without rounding or dropping anything.
+    """Return `value` converted to types that JSON has; numbers are not rounded, and unknown types become text.
 
     JSON has no NaN and no infinities; these become the strings "NaN", "Infinity" and "-Infinity",
     because null would say that nothing was logged.
@@ -56,7 +56,8 @@ def plain(value: Any) -> Any:
         return {str(key): plain(item) for key, item in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
-    if hasattr(value, "__struct_fields__"):  # a msgspec.Struct, without loading msgspec
+    # a msgspec.Struct, recognized without importing msgspec
+    if hasattr(value, "__struct_fields__"):
         return {name: plain(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
@@ -70,14 +71,14 @@ def plain(value: Any) -> Any:
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
-    """Return `value` as JSON; a reader gets the same floats."""
+    """Return `value` as JSON text; floats have all digits, so that parsing the text gives the same floats."""
     text = json.dumps(plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
-    # escape control characters that JSON allows but a terminal obeys; a reader gets the same text
+    # escape control characters that JSON allows but a terminal obeys; parsing still gives the same text
     return _CONTROL.sub(lambda match: json.dumps(match[0])[1:-1], text)
 
 
 def json_lines(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
-    r"""Yield a JSON list of objects, one row per line, so that memory does not grow with the rows.
+    r"""Yield the lines of a JSON list with one object per row; rows are read one at a time, to save memory.
 
     >>> print("\n".join(json_lines(["run", "loss"], [("a", 0.5), ("b", None)])))
     [
@@ -97,9 +98,9 @@ def json_lines(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterato
 
 
 def csv_lines(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
-    """Yield CSV with a header; None is an empty field, an object is its JSON."""
+    """Yield the lines of a CSV file with a header; None is an empty field, a list, mapping or array is JSON."""
     buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\r\n")  # with this, \r and \n in values are quoted
+    writer = csv.writer(buffer, lineterminator="\r\n")  # this terminator makes csv quote \r and \n
     for row in chain([columns], _cells(rows)):
         writer.writerow(row)
         yield buffer.getvalue()[:-2]
@@ -115,7 +116,7 @@ def _cells(rows: Iterable[Sequence[Any]]) -> Iterator[list[Any]]:
 
 
 def markdown_lines(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
-    r"""Yield a Markdown table with values as people read them.
+    r"""Yield the lines of a Markdown table, with values in the short form of `cell`.
 
     >>> print("\n".join(markdown_lines(["run", "loss"], [("a", 0.123456789)])))
     | run | loss |
@@ -133,7 +134,7 @@ def _escape(text: str) -> str:
 
 
 def cell(value: Any) -> str:
-    """Return a value as text for people: numbers with six digits, None as an empty text.
+    """Return a value as short text for a table: floats with six digits, None as an empty text.
 
     >>> cell(0.000123456789), cell(None), cell(True)
     ('0.000123457', '', 'true')
@@ -153,13 +154,13 @@ def cell(value: Any) -> str:
 
 
 def _is_stored(value: Any) -> bool:
-    """Return True for a `StoredValue`, without importing its module."""
+    """Return True if `value` is a `StoredValue`; the module of this class is not imported."""
     module = sys.modules.get("rearview.store.stored_media")
     return module is not None and isinstance(value, module.StoredValue)
 
 
 def _nested(value: Any) -> str:
-    """Return a list or dictionary as JSON, in which stored arrays are described in words."""
+    """Return a list or dictionary as JSON text, with a short description in place of each stored array."""
     if isinstance(value, Mapping):
         items = (f"{json_text(str(key))}: {_nested(item)}" for key, item in value.items())
         return f"{{{', '.join(items)}}}"
@@ -169,7 +170,7 @@ def _nested(value: Any) -> str:
 
 
 def numeric(values: Iterable[Any]) -> bool:
-    """Return True if a column contains only numbers, which are aligned to the right."""
+    """Return True if all `values` of a column except None are numbers, so that the column is aligned to the right."""
     present = [value for value in values if value is not None]
     return bool(present) and all(
         isinstance(value, (int, float)) and not isinstance(value, bool) for value in present
@@ -177,26 +178,26 @@ def numeric(values: Iterable[Any]) -> bool:
 
 
 def duration(seconds: float | None) -> str:
-    """Return a time span in at most two units; see `model.wording`."""
+    """Return a time span as text in at most two units; see `model.wording.duration`."""
     from rearview.model.wording import duration as time_span  # importing the model takes time
 
     return time_span(seconds)
 
 
 def size(count: float) -> str:
-    """Return a number of bytes in a readable unit; see `model.wording`."""
+    """Return a number of bytes as text in a suitable unit; see `model.wording.size`."""
     from rearview.model.wording import size as readable  # importing the model takes time
 
     return readable(count)
 
 
 def moment(seconds: float) -> str:
-    """Return a time stamp in the user's own time zone."""
+    """Return the time `seconds` (since 1970) as date and time in the user's time zone."""
     return f"{datetime.fromtimestamp(seconds, UTC).astimezone():%Y-%m-%d %H:%M:%S}"
 
 
 def short_moment(seconds: float) -> str:
-    """Return a time stamp in twelve characters: the day and time, or the day and year if long ago."""
+    """Return the time `seconds` (since 1970) in twelve characters: day and time, or day and year if long ago."""
     then, now = datetime.fromtimestamp(seconds, UTC).astimezone(), datetime.now(UTC).astimezone()
     return f"{then:%b %d %H:%M}" if abs((now - then).days) < 180 else f"{then:%b %d  %Y}"
 
@@ -204,9 +205,10 @@ def short_moment(seconds: float) -> str:
 def fitted(
     columns: Sequence[str], rows: Sequence[Sequence[str]], room: int, *, shrink: int
 ) -> list[list[str]]:
-    """Return the rows with the last `shrink` columns shortened, so that every row fits into `room` characters.
+    """Return `rows` with texts in the last `shrink` columns cut, so that each row fits into `room` characters.
 
-    The widest column is shortened first; no column gets narrower than its heading.
+    The column that exceeds its heading most is cut first. No column gets narrower than its heading, so rows may
+    still be too long.
 
     >>> fitted(["run", "command"], [["a", "train.py --lr 0.1"]], 12, shrink=1)
     [['a', 'train.py…']]
@@ -228,7 +230,7 @@ def fitted(
 
 
 def plural(count: int, word: str) -> str:
-    """Return `count` and `word`, in the plural unless `count` is 1."""
+    """Return `count` and `word` as text, with the plural of `word` unless `count` is 1: "2 runs"."""
     from rearview.model.wording import plural as counted  # importing the model takes time
 
     return counted(count, word)
@@ -236,13 +238,16 @@ def plural(count: int, word: str) -> str:
 
 BOLD, DIM, RED, GREEN, YELLOW, CYAN = "1", "2", "31", "32", "33", "36"
 _OURS = f"{int.from_bytes(os.urandom(6), 'big')};"
-"""Marks our own colour codes until they are printed, so that codes inside names or values are escaped."""
+"""Random number inside Rearview's own colour codes: when text is printed, all other escape codes are made harmless."""
 _COLOR = re.compile(f"\x1b\\[{_OURS}([0-9]+)m")
 COLORS = {"ok": GREEN, "warn": YELLOW, "fail": RED}
 
 
 def colored(stream: TextIO) -> bool:
-    """Return True if `stream` should be coloured: it is a terminal, and NO_COLOR is not set."""
+    """Return True if output to `stream` should be coloured: it is a terminal that knows colours.
+
+    The environment variables NO_COLOR and FORCE_COLOR override this.
+    """
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR"):
@@ -251,12 +256,12 @@ def colored(stream: TextIO) -> bool:
 
 
 def paint(text: str, code: str, stream: TextIO | None = None) -> str:
-    """Return `text` in a colour if the stream (stdout) is coloured."""
+    """Return `text` in the colour `code` if `stream` (default: stdout) is coloured, else `text` unchanged."""
     return f"\x1b[{_OURS}{code}m{text}\x1b[{_OURS}0m" if colored(stream or sys.stdout) else text
 
 
 def safe(text: str) -> str:
-    """Return a text that is safe for a terminal: our colours work, other control characters are escaped."""
+    """Return `text` for a terminal: colours set by `paint` work, all other control characters are escaped."""
     parts = _COLOR.split(text)
     return "".join(
         f"\x1b[{part}m" if odd % 2 else printable(part) for odd, part in enumerate(parts)
@@ -264,23 +269,26 @@ def safe(text: str) -> str:
 
 
 def printable(text: str, *, line: bool = False) -> str:
-    """Return `text` with control characters escaped, so that a terminal does not obey them."""
+    """Return `text` with control characters escaped, so that a terminal does not obey them.
+
+    `line` says that the text must stay on one line; see `model.wording.printable`.
+    """
     from rearview.model.wording import printable as written_out  # importing the model takes time
 
     return written_out(text, line=line)
 
 
 class ReaderGone(Exception):  # noqa: N818 - no error: `rearview table | head` is fine
-    """The process that read our output has ended."""
+    """Raised when stdout is a pipe and the process that read from it has ended."""
 
 
 def out(text: str = "") -> None:
-    """Print one line of an answer."""
+    """Print `text` as part of an answer, on stdout."""
     _print(safe(text))
 
 
 def data(text: str) -> None:
-    """Print one line for programs: unchanged into a pipe or file, escaped on a terminal."""
+    """Print on stdout a line that programs may read: unchanged into a pipe or file, escaped on a terminal."""
     _print(safe(text) if sys.stdout.isatty() else text)
 
 
@@ -298,19 +306,19 @@ def note(text: str) -> None:
 
 
 def prefixed_note(text: str) -> None:
-    """Print a note on stderr that begins with "rearview:", because a script's output is there too."""
+    """Print a note on stderr that begins with "rearview:", because the user's script may print on stderr too."""
     note(paint(f"rearview: {text}", DIM, sys.stderr))
 
 
 def problem(message: str, slug: str) -> None:
-    """Print an error of Rearview: the message, and where the documentation explains the error."""
+    """Print the message of a Rearview error on stderr, and the paragraph of docs/errors.md that explains it."""
     name = paint("rearview:", RED, sys.stderr)
     where = paint(f"(docs/errors.md#{slug})", DIM, sys.stderr)
     note(f"{name} {message} {where}")
 
 
 def usage(exc: click.ClickException) -> None:
-    """Print what is wrong with a command line and how to get help."""
+    """Print on stderr the mistake in a command line, and the command that prints help."""
     note(f"{paint('rearview:', RED, sys.stderr)} {exc.format_message()}")
     ctx = getattr(exc, "ctx", None)
     if ctx is not None:
@@ -318,7 +326,7 @@ def usage(exc: click.ClickException) -> None:
 
 
 def bug(exc: BaseException) -> None:
-    """Print an unexpected error and how to report it."""
+    """Print on stderr an unexpected error, which is a defect in Rearview, and the option that shows its traceback."""
     name = paint("rearview:", RED, sys.stderr)
     note(
         f"{name} unexpected error: {type(exc).__name__}: {exc}\n"
@@ -328,7 +336,7 @@ def bug(exc: BaseException) -> None:
 
 
 def overview(version: str) -> None:
-    """Print the first steps for a new user."""
+    """Print the first commands that a new user needs and, in a project, the number of its runs."""
     lines = (
         ("rearview run train.py", "record a run; the script needs no changes"),
         ("", "… later, add a log statement to train.py …"),
@@ -363,7 +371,7 @@ def _project_status() -> tuple[int, Path | None]:
 
 
 def block(pairs: Iterable[tuple[str, str]]) -> None:
-    """Print lines with labels, which are aligned in one column."""
+    """Print (label, text) pairs, with the labels in one column; a text may have several lines."""
     pairs = [(printable(label, line=True), text) for label, text in pairs]
     width = max((len(label) for label, _ in pairs), default=0)
     for label, text in pairs:
@@ -374,22 +382,23 @@ def block(pairs: Iterable[tuple[str, str]]) -> None:
 
 
 def width() -> int:
-    """Return the columns of the terminal; without one, `COLUMNS` or 80."""
+    """Return the width of the output in characters: `COLUMNS` if set, else that of the terminal, else 80."""
     import shutil
 
     return shutil.get_terminal_size((80, 24)).columns
 
 
 def room(columns: int) -> int:
-    """Return how many characters the cells of one line of a table may take together."""
+    """Return the number of characters for all cells of one row of a table that has this number of columns."""
     between = 3 if sys.stdout.isatty() else 2
     return width() - between * (columns - 1)
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[bool]) -> None:
-    """Print a table of texts: with rules on a terminal, as aligned plain text in a pipe or file.
+    """Print a table of texts; columns with True in `right` are aligned to the right.
 
-    Only on a terminal are long cells wrapped; in a pipe or file every row is one line.
+    On a terminal, a line follows the headings, and long cells are wrapped. In a pipe or file, the table is plain
+    text with one line per row.
     """
     columns = [printable(name, line=True) for name in columns]
     rows = [[_one_line(cell) for cell in row] for row in rows]
@@ -413,7 +422,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Seque
 
 
 def _one_line(cell: str) -> str:
-    """Return a cell as one line, with all control characters escaped except our own colour codes."""
+    """Return a cell as one line, with all control characters escaped except colour codes of `paint`."""
     parts = re.split(f"(\x1b\\[{_OURS}[0-9]+m)", cell)
     return "".join(
         part if odd % 2 else printable(part, line=True) for odd, part in enumerate(parts)
@@ -448,18 +457,18 @@ def _diff_color(line: str) -> str:
 
 
 def check_result(level: str, name: str, result: str, remedy: str) -> None:
-    """Print the result of one check, and the remedy if there is a problem."""
+    """Print the result of one check of `rearview doctor`, and the remedy if it is not empty."""
     out(f"{paint(f'{level:<4}', COLORS[level])}  {name:<12} {result}")
     if remedy:
         out(f"{'':<19}{paint(remedy, DIM)}")
 
 
 def json_document(value: Any) -> None:
-    """Print a value as one JSON document."""
+    """Print a value on stdout as one JSON document, indented."""
     data(json_text(value, indent=2))
 
 
 def json_line(value: Any) -> None:
-    """Print a value as one line of JSON, at once."""
+    """Print a value on stdout as one line of JSON, and flush, so that a reading program gets it at once."""
     data(json_text(value))
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Progress on stderr, for everything that takes more than two seconds."""
+"""Show progress on stderr for work that takes more than two seconds, and print events of a backfill as JSON."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from rearview._history import Event, SegmentProgress
 
 SHOW_AFTER = 2.0
-"""Seconds after which progress is shown."""
+"""Seconds that work must have taken before its progress is shown."""
 PLAIN_EVERY = 10.0
-"""Seconds between lines if stderr is not a terminal."""
+"""Seconds between printed lines of progress if stderr is not a terminal."""
 LINES_EVERY = 1.0
-"""Seconds between `progress` events in the output for programs."""
+"""Minimum number of seconds between `progress` events in the JSON output."""
 MAX_BARS = 16
-"""Most workers that get a bar."""
+"""Maximum number of workers that get a bar."""
 TOTAL = -1
-"""Key of the bar for all workers together."""
+"""Key in `_bars` of the bar for the whole backfill; other keys are numbers of workers."""
 
 
 @contextlib.contextmanager
 def waiting(text: str, *, quiet: bool = False) -> Iterator[None]:
-    """Show `text` and the elapsed time if the body runs for more than two seconds."""
+    """Show `text` and the elapsed time if the body of the `with` statement runs for more than two seconds."""
     if quiet:
         yield
         return
@@ -64,8 +64,8 @@ def _spin(text: str, done: threading.Event) -> None:
 class Bar:
     """Shows the progress of a backfill as bars: one for each busy worker, and one for the whole backfill.
 
-    Without a terminal or colours, it prints a line every ten seconds. Only its own thread draws, so that the
-    times change between events too. The memory that it needs does not grow with the number of segments.
+    If stderr is no coloured terminal, a line is printed every ten seconds. A thread of this object draws, so that the
+    times shown change between events too. The memory needed does not grow with the number of segments.
     """
 
     def __init__(self, *, quiet: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
@@ -80,13 +80,13 @@ class Bar:
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def __call__(self, event: Event) -> None:
-        """Remember one event."""
+        """Remember `event` of the backfill; the thread shows it later."""
         self._ended += event.kind in {"proved", "failed", "filled"}
         if event.kind == "progress" or self._event is None or event.fraction > self._event.fraction:
             self._event = event
 
     def tick(self) -> None:
-        """Show the progress if the backfill has run for `SHOW_AFTER` seconds."""
+        """Draw the bars, or print a line if one is due; do nothing in the first `SHOW_AFTER` seconds."""
         now, event = self._clock(), self._event
         if event is None or now - self._start < SHOW_AFTER:
             return
@@ -164,14 +164,14 @@ def _waiting_text(event: Event) -> str:
 
 
 class Lines:
-    """Prints the events of a backfill as lines of JSON, for programs; docs/backfill.md describes them."""
+    """Prints each event of a backfill as a line of JSON, for programs; docs/backfill.md describes the events."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._last: float | None = None
 
     def __call__(self, event: Event) -> None:
-        """Print one event, but at most one `progress` event per second."""
+        """Print `event`; skip a `progress` event that follows the last one within `LINES_EVERY` seconds."""
         if event.kind == "progress":
             now = self._clock()
             if self._last is not None and now - self._last < LINES_EVERY:
@@ -215,7 +215,7 @@ class Lines:
 
 
 def _segment_fields(progress: SegmentProgress) -> dict[str, Any]:
-    """Return the fields of a running segment, as docs/backfill.md names them."""
+    """Return the progress of a running segment as a dictionary with the names of docs/backfill.md."""
     return {
         "worker": progress.worker,
         "segment": progress.segment,

@@ -1,4 +1,4 @@
-"""Run a notebook for the commands `run` and `resume`: check the file, run its cells in a kernel, print their output."""
+"""Run a notebook for the commands `run` and `resume`: check the file, run its cells, print the output of the cells."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def check_together(*rules: tuple[bool, str]) -> None:
-    """Raise a usage error with the text of the first rule that the options of a command break."""
+    """Raise a usage error for the first broken rule; each rule is (whether it is broken, text of the error)."""
     for broken, text in rules:
         if broken:
             raise click.UsageError(text, click.get_current_context())
@@ -30,7 +30,10 @@ def check_together(*rules: tuple[bool, str]) -> None:
 def notebook_options(
     target: str, words: list[str], out: Path | None, timeout: float | None
 ) -> tuple[Path | None, float | None]:
-    """Return --out and --timeout, also if they come after the notebook's name; raise for any other word there."""
+    """Return the values of --out and --timeout, which may also be among `words`, the words after the notebook.
+
+    Raise if `words` has anything else.
+    """
     remaining = list(words)
     while remaining:
         name, _, value = remaining.pop(0).partition("=")
@@ -49,7 +52,7 @@ def notebook_options(
 
 
 def check_notebook(data: bytes, target: str, *, quiet: bool) -> None:
-    """Raise if a notebook cannot be run; print warnings about it."""
+    """Raise if the notebook `data` cannot be run; unless `quiet`, warn if its cells were last run in another order."""
     from rearview.notebook.kernel_client import check
 
     check(data, target)
@@ -68,7 +71,10 @@ def check_notebook(data: bytes, target: str, *, quiet: bool) -> None:
 def run_notebook(
     command: LaunchCommand, data: bytes, target: str, out: Path | None, timeout: float | None
 ) -> int:
-    """Run a notebook, print the output of its cells, and return the exit code."""
+    """Run the notebook `data`, print the output of its cells, and return the exit code.
+
+    `command` starts the kernel. If `out` is given, the notebook with its outputs is written to this file.
+    """
     from rearview.notebook.kernel_client import execute, write
 
     streams = {"stdout": sys.stdout, "stderr": sys.stderr}
@@ -99,7 +105,7 @@ def _hint(raised: str) -> str:
 
 
 def resumed_run(command: LaunchCommand) -> str | None:
-    """Return the id of the stopped run that the command of a notebook resumes, or None."""
+    """Return the id of the stopped run that the command of a notebook resumes, or None if it starts a new run."""
     from rearview.notebook.kernel_client import control_of
 
     return control_of(command).resume

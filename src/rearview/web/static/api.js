@@ -1,4 +1,4 @@
-// Asks the server. In a snapshot, `window.rearviewSnapshot` answers instead.
+// Sends requests to the server. In a snapshot (a page without a server), `window.rearviewSnapshot` answers them.
 
 const KEY = "rearview.token";
 let token = "";
@@ -62,7 +62,7 @@ export async function post(path, body) {
   return answer.json();
 }
 
-// A chart: a line of JSON, then the numbers of each line.
+// Returns the lines of a chart. The server sends a line of JSON that describes them, then their numbers.
 export async function chart(q, signal) {
   const still = snapshot();
   if (still) return still.chart(q);
@@ -81,7 +81,7 @@ export async function chart(q, signal) {
   return head;
 }
 
-// Images and sounds as addresses of their bytes; the oldest are let go.
+// `picture` and `sound` return URLs of logged images and sounds; beyond 600, the oldest URL is released.
 const loaded = new Map();
 function address(path, kept) {
   const still = snapshot();
@@ -112,7 +112,7 @@ export function saveBlob(blob, name) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }
 
-// Server-sent events over fetch, since EventSource cannot send the token. Only a page that can be seen listens.
+// Receives server-sent events with fetch, because EventSource cannot send the token. A hidden page does not listen.
 export function listen(heard, status) {
   if (snapshot()) return () => {};
   let stop = null, ended = false, wait = 1000;

@@ -1,4 +1,4 @@
-// The shell: navigation, keys, and the screen that the address names.
+// The frame of the page: navigation, keyboard shortcuts, and the screen that the URL names.
 import { render } from "./vendor/preact.js";
 import { useEffect, useState } from "./vendor/hooks.js";
 import { setToken, snapshot } from "./api.js";

@@ -84,7 +84,7 @@ function Lines({ runs }) {
     </div>`;
 }
 
-// A chart exists only while it can be seen.
+// A chart is drawn only while it is (nearly) in view.
 export function ChartCard({ name, runs, options, group, hidden, labels, small }) {
   const box = useRef(), plot = useRef(), chart = useRef(null), tip = useRef();
   const { width } = useSize(box);

@@ -1,11 +1,11 @@
-// A table of any length: only the rows and columns that can be seen exist.
+// A table of any length: the document contains only the rows and columns that are in view.
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/hooks.js";
 import { html, useSize } from "./ui.js";
 
 export const ROW = 30;
 const PAGE = 100, SPARE = 5;
 
-// Pages of rows for one question. Rows of the question before stay until the first page is there.
+// Loads the rows for the query `key` in pages. Rows of the last query are shown until the first page has arrived.
 export function usePages(key, fetcher, renewed) {
   const box = useRef({ key: null, pages: new Map(), asked: new Set(), first: null });
   const [, draw] = useState(0);

@@ -1,4 +1,4 @@
-// Under way: runs in progress with their pace, and backfills.
+// The screen with the running runs, their seconds per iteration, and the running backfills.
 import { useEffect, useState } from "./vendor/hooks.js";
 import * as api from "./api.js";
 import { Crews } from "./replay.js";

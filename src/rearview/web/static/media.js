@@ -1,4 +1,4 @@
-// Logged values that are no numbers: images, sounds, tables, confusion matrices, texts.
+// Shows logged values that are not numbers: images, sounds, tables, confusion matrices, texts.
 import { useEffect, useState } from "./vendor/hooks.js";
 import * as api from "./api.js";
 import { Heat } from "./pictures.js";
@@ -8,7 +8,7 @@ import { Empty, dark, failed, html, many, num, short, useData } from "./ui.js";
 export const MEDIA = new Set(["image", "audio", "table", "confusion", "text", "histogram", "str", "repr", "json", "array", "tensor"]);
 const KINDS = { audio: "audio", table: "table", confusion: "confusion matrix", str: "text", repr: "text", json: "JSON" };
 
-// One section per name; of histograms a picture over the loop, of the rest a slider over its points.
+// Shows one section per name: a heat map for histograms, for other values a slider to choose the point.
 export function MediaList({ names, runs, alone }) {
   if (!names.length) return html`<${Empty} title="No images, sounds, tables or texts were logged">
     <p>Each of these logs one:</p><ul><li><code>rearview.log("confusion", figure)</code></li><li><code>rearview.log("speech", rearview.media.Audio(samples, rate=16000))</code></li><li><code>rearview.log("errors", dataframe)</code></li><li><code>rearview.log("weights", numpy.histogram(w))</code></li></ul></${Empty}>`;

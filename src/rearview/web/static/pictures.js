@@ -1,11 +1,11 @@
-// Scatter, parallel coordinates and heat maps on a canvas.
+// Draws scatter plots, parallel coordinates and heat maps on a canvas.
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/hooks.js";
 import * as api from "./api.js";
 import { go, link, revision, route, server, setParams } from "./state.js";
 import { isNumeric, titleOf } from "./runs.js";
 import { Empty, Select, css, dark, failed, html, many, num, palette, short, useData, useSize } from "./ui.js";
 
-// Cividis: the same order of colours for people with and without colour blindness.
+// Colours of the map Cividis, which colour-blind people see in the same order as others.
 const STOPS = [[0, 32, 76], [49, 68, 107], [102, 105, 112], [149, 143, 120], [202, 185, 105], [255, 233, 69]];
 export function heatColor(share) {
   const at = Math.max(0, Math.min(0.9999, share)) * (STOPS.length - 1), k = Math.floor(at), f = at - k;
@@ -29,7 +29,7 @@ function canvas(node, width, height) {
   ctx.font = "11px system-ui, sans-serif";
   return ctx;
 }
-// Round numbers between two ends, about five of them.
+// Returns about five round numbers from `low` to `high`, for the ticks of an axis.
 function roundTicks(low, high) {
   const rough = (high - low) / 5, size = 10 ** Math.floor(Math.log10(rough)), step = size * ([1, 2, 5].find((k) => k * size >= rough * 0.75) || 10);
   const out = [];

@@ -1,11 +1,11 @@
-// A plan before it runs and while it runs: numbers, lanes of workers, what goes into the source.
+// Shows the plan of a backfill, before and while it runs: numbers, the segments of each worker, inserted statements.
 import { useEffect, useMemo, useRef, useState } from "./vendor/hooks.js";
 import * as api from "./api.js";
 import { go, server, takeOff } from "./state.js";
 import { cells } from "./runs.js";
 import { Button, Code, Icon, Loading, Select, failed, html, many, short, size, span, useSize } from "./ui.js";
 
-// Puts segments on workers in order, each on the one that is free first.
+// Assigns segments to workers in order, each to the worker that is free first.
 export function scheduled(segments, workers) {
   const free = Array(Math.max(1, workers)).fill(0);
   return segments.map((one, k) => {
@@ -17,7 +17,7 @@ export function scheduled(segments, workers) {
 
 const kindOf = (one) => (one.operator === "setup" ? "setup" : one.operator === "full" || (!one.start && !one.restores?.length) ? "again" : "restored");
 
-// One lane per worker: predicted bars as outlines, real ones filled, checkpoints as marks.
+// Draws a lane per worker: predicted segments as outlines, real segments as filled bars, checkpoints as marks.
 export function Lanes({ plan, workers, events = [], now = null, label }) {
   const box = useRef(), { width } = useSize(box);
   const planned = useMemo(() => scheduled(plan.segments, workers), [plan, workers]);

@@ -1,10 +1,10 @@
-// Lines with uPlot: aligned, smoothed, zoomed together, with one cursor over all charts.
+// Draws lines with uPlot, smoothed if wanted; all charts share one zoom and one cursor.
 import uPlot from "./vendor/uplot.js";
 import { colorOf, css, dashOf, num } from "./ui.js";
 
 const sync = uPlot.sync("rearview");
 
-// Exponential mean of the values before, corrected for its start.
+// Returns the exponential moving average of `values`, corrected for the few values at its start.
 export function smoothed(values, weight) {
   if (!weight) return values;
   const out = new Array(values.length);
@@ -19,7 +19,7 @@ export function smoothed(values, weight) {
   return out;
 }
 
-// One x for all lines; null where a line has no value there.
+// Returns one array of x for all lines, and the columns of each line, with null where the line has no value.
 export function aligned(lines) {
   const first = lines[0]?.data[0];
   const same = lines.every(({ data: [x] }) => x.length === first.length && x[0] === first[0] && x[x.length - 1] === first[x.length - 1] && x[x.length >> 1] === first[first.length >> 1]);
@@ -42,7 +42,7 @@ export function aligned(lines) {
 
 const faded = (color, share) => { const v = parseInt(color.slice(1), 16); return `rgba(${v >> 16},${(v >> 8) & 255},${v & 255},${share})`; };
 
-// Draws lines into `node`; returns what takes it away and what brings new data.
+// Draws lines into `node`; returns a function that removes the drawing, and one that gives it new data.
 export function draw(node, { lines, labels, hidden, width, height, logx, logy, smooth, unit, zoom, spanned, tip }) {
   const shown = lines.map((line, k) => ({ line, k })).filter(({ k }) => !hidden?.has(k));
   const { x, lines: columns } = aligned(shown.map((s) => s.line));

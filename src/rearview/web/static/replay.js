@@ -1,4 +1,4 @@
-// Replays: what this page fills or has filled, and every backfill under way in the project.
+// The screen with the backfills that this page started, and all running backfills of the project.
 import { useEffect, useState } from "./vendor/hooks.js";
 import * as api from "./api.js";
 import { Lanes } from "./plan.js";

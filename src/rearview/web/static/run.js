@@ -1,4 +1,4 @@
-// One run: what it was, what it logged, what it cost, and how far it is proved.
+// The screen of one run: its facts, logged values, recording cost, and whether its replays were exact.
 import { useEffect, useState } from "./vendor/hooks.js";
 import * as api from "./api.js";
 import { Edit, Thing, later } from "./runs.js";
@@ -33,7 +33,7 @@ export function Run() {
     ${edit && html`<${Edit} what=${edit} close=${() => setEdit(null)} />`}
   </section>`;
 }
-// Names of a run that are no numbers, with the kind of what is stored.
+// Returns [name, kind of its values] for each logged name of a run whose values are not numbers.
 const media = (d) => d.names.filter((n) => !["float", "int", "long", "bool"].includes(n.kind)).map((n) => [n.name, server.value.names[n.name]?.kind || n.kind]);
 const Pairs = ({ pairs }) => html`<dl class="pairs">${pairs.filter(([, v]) => v !== null && v !== undefined && v !== "").map(([k, v]) => html`<div key=${k}><dt>${k}</dt><dd>${v}</dd></div>`)}</dl>`;
 

@@ -1,4 +1,4 @@
-// Runs and columns: the table, its filter, and cells that can still be filled.
+// The screen with the table of runs: its filter, its columns, and empty cells that a backfill can fill.
 import { useCallback, useEffect, useMemo, useRef, useState } from "./vendor/hooks.js";
 import { signal } from "./vendor/signals.js";
 import * as api from "./api.js";
@@ -11,10 +11,10 @@ const FACTS = { status: "status", started: "started", seconds: "took", tags: "ta
 const NUMERIC = new Set(["float", "int", "long", "bool"]);
 const FORMS = [["last", "last value"], ["max", "highest"], ["min", "lowest"], ["mean", "mean"], ["count", "how many"]];
 
-export const cells = signal({}); // fillable cells that are chosen: {name: Set of runs}
-export const prices = signal({}); // {name: {run: price}}
-export const planning = signal(null); // the question whose plan is shown
-const tinted = signal({}); // columns coloured by value
+export const cells = signal({}); // empty cells that the user has selected to fill: {name: Set of runs}
+export const prices = signal({}); // estimated cost to fill an empty cell: {name: {run: price}}
+export const planning = signal(null); // the backfill request whose plan is shown
+const tinted = signal({}); // keys of the columns whose cells are coloured by value
 const editing = signal(null);
 
 export function parts(key) { const at = key.indexOf(":"); return [key.slice(0, at), key.slice(at + 1)]; }
@@ -101,7 +101,7 @@ const total = signal(null);
 let waiting = null;
 export const later = (f, ms = 160) => (e) => { clearTimeout(waiting); const t = { target: { value: e.target.value } }; waiting = setTimeout(() => f(t), ms); };
 
-// The filter in SQL, with completion by what is there.
+// The input for the SQL filter, with completion of column names.
 export function SqlBox({ value }) {
   const [text, setText] = useState(value), [hints, setHints] = useState([]), [at, setAt] = useState(0), [open, setOpen] = useState(false);
   const box = useRef(), wrong = filterError.value;
@@ -251,12 +251,12 @@ function RunTable({ keys, base }) {
   const count = found + fixed;
   const rowAt = (i) => (i < fixed ? top.first.rows[i] : pages.row(i - fixed));
   const pageAt = (i) => (i < fixed ? top.first : pages.page(i - fixed));
-  // rows of the question before are shown until the new ones come: they have columns of their own
+  // rows of the last query are shown until new rows come, so look up the column in the page's own keys
   const valueAt = (i, column) => { const row = rowAt(i), at = pageAt(i)?.keys?.indexOf(column) ?? -1; return row && at >= 0 ? row[1 + at] : undefined; };
   const anchor = useRef(null);
   const see = useCallback((a, b) => { pages.see(Math.max(0, a - fixed), Math.max(0, b - fixed)); ask(a, b); }, [key, fixed, pages.first, columns]);
   const asked = useRef(null);
-  const ask = (a, b) => { // prices of the empty cells that can be seen
+  const ask = (a, b) => { // requests the prices of the empty cells in rows a to b
     clearTimeout(asked.current);
     asked.current = setTimeout(() => {
       for (const c of columns.filter((c) => c.fill)) {
@@ -312,7 +312,7 @@ function RunTable({ keys, base }) {
     rowClass=${(i) => `${i < fixed ? "pinned" : ""} ${i === fixed - 1 ? "lastpinned" : ""} ${rowAt(i) && picked.value.has(rowAt(i)[0]) ? "picked" : ""}`} />`;
 }
 
-// What can be done next, where there is room to say so.
+// Tells the user, below a short table, how to fill empty cells or add a column.
 const Hint = ({ columns }) => html`<p class="gridhint">${columns.some((c) => c.lacks) ? html`<span class="swatch" aria-hidden="true"></span>Not logged in that run. The cell says how long a replay takes to fill it: click it, or take the whole column from the menu of its head.` : api.snapshot() ? "" : html`Forgot to log something? Add <code>rearview.log("name", value)</code> to the script: the column appears here, with what it costs to fill it for each of these runs.`}</p>`;
 
 function Cell({ id, row, run, value, column, page, focused, choose }) {

@@ -1,4 +1,4 @@
-// Answers a snapshot's questions from the data that was written with it. No server is there.
+// Answers the requests of a snapshot, a page without a server, from the data in its file.
 import { Refused } from "./api.js";
 
 const FORMS = { last: 0, min: 1, max: 2, mean: 3, count: 4 };

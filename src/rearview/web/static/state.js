@@ -1,4 +1,4 @@
-// What all screens share: where we are, what the server knows, which runs are meant.
+// State that all screens share: the current address, data from the server, the selected runs.
 import { signal, computed, batch } from "./vendor/signals.js";
 import * as api from "./api.js";
 import { failed } from "./ui.js";
@@ -8,7 +8,7 @@ export const revision = signal(0);
 export const connected = signal(true);
 export const locked = signal(false);
 export const jobs = signal({});
-export const flying = signal({}); // cells that a backfill is filling: {name: Set of runs}
+export const flying = signal({}); // cells that a running backfill will fill: {name: Set of runs}
 
 function parsed() {
   const text = location.hash.replace(/^#/, "") || "/runs";
@@ -30,7 +30,7 @@ export function setParams(changes) {
   history.replaceState(null, "", link(path, merged));
   route.value = parsed();
 }
-// What holds over screens: the filter, the search and the chosen runs travel with the links.
+// Parameters that links to other screens keep: the filter, the search and the selected runs.
 export const SHARED = ["where", "search", "runs"];
 export const shared = computed(() => Object.fromEntries(SHARED.filter((k) => route.value.params[k]).map((k) => [k, route.value.params[k]])));
 
@@ -42,7 +42,7 @@ const remembered = (key, first) => {
   return one;
 };
 export const pinned = remembered("pinned", []);
-export const picked = signal(new Set()); // runs that are ticked
+export const picked = signal(new Set()); // ids of the runs whose check box is ticked
 export const prefs = remembered("prefs", { density: "normal", smooth: 0 });
 
 export async function reload() {

@@ -1,4 +1,4 @@
-// Sets the theme before anything is painted, so that nothing flashes.
+// Sets the light or dark theme before the page is first painted, so that it does not flash in the other theme.
 (function () {
   let chosen = null;
   try { chosen = localStorage.getItem("rearview.theme"); } catch { /* a file or a private window */ }

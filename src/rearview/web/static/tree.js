@@ -1,4 +1,4 @@
-// Many versions as one execution tree: shared cells once, what is stored, and what replaying all of them costs.
+// The screen with many versions as one execution tree: shared cells, stored states, and the cost to replay all.
 import { useState } from "./vendor/hooks.js";
 import * as api from "./api.js";
 import { link, picked, revision, route } from "./state.js";
@@ -6,7 +6,7 @@ import { Code, Empty, Loading, html, many, short, size, span, useData } from "./
 
 const WIDE = 168, TALL = 46, BOX = 148, HIGH = 36;
 
-// A row per end of a branch; a node lies in the middle of its children.
+// Returns the position of each node: each leaf gets a row of its own, an inner node the mean row of its children.
 export function placed(nodes) {
   const below = nodes.map(() => []), roots = [];
   nodes.forEach((n, k) => (n.parent === null ? roots : below[n.parent]).push(k));

@@ -1,4 +1,4 @@
-// Small parts that every screen uses: formats, icons, menus, dialogs, messages.
+// Functions and components that every screen uses: number formats, icons, menus, dialogs, messages.
 import { h, Fragment } from "./vendor/preact.js";
 import { useEffect, useLayoutEffect, useRef, useState } from "./vendor/hooks.js";
 import { signal } from "./vendor/signals.js";
@@ -7,7 +7,7 @@ import htm from "./vendor/htm.js";
 export const html = htm.bind(h);
 export { Fragment };
 
-// Okabe and Ito's colours, which colour-blind people tell apart; after eight lines, dashes do.
+// Colours by Okabe and Ito, which colour-blind people can tell apart; after eight lines, dashes distinguish lines.
 const LIGHT = ["#0072b2", "#d55e00", "#00825f", "#b8578f", "#8a6d00", "#2a8fc9", "#6b3fa0", "#5c6370"];
 const DARK = ["#4aa8e0", "#ff8a3d", "#2fc79a", "#e39ac6", "#e6c84a", "#8ecbf2", "#b79af0", "#a9b1bd"];
 export const dark = signal(document.documentElement.dataset.theme === "dark");
@@ -84,7 +84,7 @@ export const Icon = ({ name, size: s = 16 }) => html`<svg class="icon" width=${s
 export const Button = ({ icon, children, label, kind = "", ...rest }) =>
   html`<button type="button" class=${`button ${kind}`} aria-label=${label} title=${label} ...${rest}>${icon && html`<${Icon} name=${icon} />`}${children}</button>`;
 
-// A button that opens a panel; Escape and a click elsewhere close it.
+// A button that opens a panel; the Escape key or a click outside closes the panel.
 export function Popover({ icon, text, label, align = "left", wide, children, active, kind = "" }) {
   const [open, setOpen] = useState(false), root = useRef();
   useEffect(() => {
@@ -148,7 +148,7 @@ export const Toggle = ({ on, set, children, label }) => html`<label class="toggl
 export const Select = ({ value, set, options, label }) => html`<select class="select" aria-label=${label} value=${value} onChange=${(e) => set(e.currentTarget.value)}>
   ${options.map(([v, text]) => html`<option value=${v} selected=${v === value}>${text}</option>`)}</select>`;
 
-// Asks for data whenever `key` changes; what was there stays until the new is.
+// Calls `fetcher` whenever `key` changes; returns the old data until the new data arrive.
 export function useData(key, fetcher) {
   const [state, set] = useState({ data: null, error: null });
   useEffect(() => {

@@ -1,4 +1,4 @@
-// Versions of the source: when each was run, what changed, and where a probe goes in each.
+// The screen of the versions of the source: their runs, their changes, and where log statements go in each.
 import { useEffect, useMemo, useState } from "./vendor/hooks.js";
 import * as api from "./api.js";
 import { link, picked, revision, route, server, setParams } from "./state.js";
@@ -50,7 +50,7 @@ function Sides({ a, b, empties }) {
       return kind === "gap" ? html`<tr key=${k} class="gap"><td colspan="4">⋯</td></tr>` : html`<tr key=${k} class=${`${kind} ${probe ? "probe" : ""}`}><td class="n">${i}</td><td class="old"><code>${left}</code></td><td class="n">${j}</td><td class="new"><code>${right}</code>${probe && html`<span class="badge">probe</span>`}</td></tr>`; })}</tbody></table></section>`)}</div>`;
 }
 
-// Lines of a unified diff with the numbers that they have in the old file.
+// Returns the lines of a unified diff, each with its kind, file path and line number in the old file.
 function numbered(diff) {
   let at = 0, path = "";
   return diff.trimEnd().split("\n").map((line) => {
