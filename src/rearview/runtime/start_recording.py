@@ -461,7 +461,7 @@ def _relative(session: Session, target: str) -> str:
 
 
 def _program_of(target: str) -> str:
-    """Return the absolute path of the source of the script `target`; for a notebook, of the script made from it."""
+    """Return the absolute path of the script `target`; for a notebook, that of its program text, `<notebook>.py`."""
     return os.path.abspath(target) + (".py" if is_notebook(target) else "")  # noqa: PTH100
 
 
