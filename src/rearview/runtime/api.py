@@ -123,7 +123,7 @@ def _refuse(name: object, why: str) -> None:
 
 
 _SHOWN, _MOST_REFUSED = 60, 20
-"""Maximum characters of a refused name in a warning; maximum number of refused names that get a warning."""
+"""Maximum number of characters of a refused name that a warning shows; maximum number of these warnings."""
 
 
 def arg(name: str, default: V) -> V:
@@ -192,7 +192,10 @@ def convert_text(name: str, text: str, default: Any) -> Any:
 
 
 def loop(name: str, iterable: Iterable[T]) -> Iterable[T]:
-    """Return an iterable over `iterable` that is a loop called `name`: each iteration is a point and can be replayed."""
+    """Return an iterable with the items of `iterable`, to write a loop called `name`: `for x in loop("step", xs)`.
+
+    Each iteration of this loop is a point in the run and can be replayed.
+    """
     explicit: Iterable[T] = NamedLoop(current(), name, iterable)
     return explicit
 
@@ -210,8 +213,8 @@ def block(name: str) -> Iterable[None]:
 def checkpointing(**objects: Any) -> Iterator[None]:
     """Let Rearview save checkpoints of the loops inside the `with` block; `objects` are part of the saved state.
 
-    Recording runs the loops and saves what they change. A replay skips the loops that log none of the
-    requested values, and restores what they changed.
+    Recording runs the loops and saves the changes that they make. A replay skips each loop that logs none of the
+    requested values, and restores the changes that it made.
     """
     session = current()
     outer_objects = dict(session.declared)

@@ -38,7 +38,7 @@ from rearview.store.checkpoints.objects import as_bytes, digest
 
 
 class KnownFrom(Enum):
-    """How Rearview learned that a memory block equals a stored object."""
+    """The way in which Rearview learned that a memory block equals a stored object."""
 
     READ = "read"
     """The object was read from the store into the block."""
@@ -112,7 +112,7 @@ class CheckpointIndex:
     store: Checkpoints
     complete: dict[Key, Checkpoint] = field(default_factory=dict)
     partial: dict[Key, Checkpoint] = field(default_factory=dict)
-    """Key -> checkpoint with missing parts, which is compared with the state but never restored."""
+    """Key -> checkpoint of which parts are missing: it is compared with the live state but never restored."""
     starts: dict[tuple[Any, ...], list[int]] = field(default_factory=dict)
     """Loop path without the last iteration -> sorted iterations of the loop that have a complete checkpoint."""
     restored: int = 0
@@ -123,7 +123,7 @@ class CheckpointIndex:
     """Checkpoint that the next call of `advance` restores; None if no checkpoint is chosen."""
     known_memory: KnownMemory = field(default_factory=KnownMemory)
     _last_roots: tuple[str, dict[str, list[str]]] = field(default=("", {}))
-    """Oid of the part with the roots in the checkpoint that was loaded last, and the decoded roots."""
+    """Oid of the object with the recorded roots in the last loaded checkpoint, and these roots, decoded."""
 
     @classmethod
     def of(
@@ -147,9 +147,10 @@ class CheckpointIndex:
         return index
 
     def walk_recorded_anchors(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
-        """Walk the anchors of the outermost loop `entry` if the recording walked them before iteration `index`.
+        """Collect the anchors of the outermost loop `entry` if the recording collected them before iteration `index`.
 
-        Raise an error if the live objects differ from the recorded anchors.
+        Anchors are the objects that exist at this moment; checkpoints of the loop refer to them by number. Raise an
+        error if the live objects differ from the recorded anchors.
         """
         nest = self.session.nest
         if nest is None or nest.entry is not entry or nest.anchors is not None:
@@ -180,9 +181,9 @@ class CheckpointIndex:
                     yield key, checkpoint
 
     def at(self, edge: Edge, path: Sequence[LoopStep]) -> Checkpoint | None:
-        """Return the complete checkpoint at `edge` of the loop path `path`.
+        """Return the complete checkpoint at the boundary given by `edge` (start of an iteration or end) and `path`.
 
-        Return None if there is none, or if the anchors were not walked yet, so that it cannot be restored.
+        Return None if there is none, or if the anchors are not collected yet, so that it cannot be restored.
         """
         checkpoint = self.complete.get(key_of(edge, path))
         nest = self.session.nest
@@ -191,10 +192,10 @@ class CheckpointIndex:
         return checkpoint
 
     def to_compare(self, edge: Edge, path: Sequence[LoopStep]) -> Checkpoint | None:
-        """Return the checkpoint to compare the live state with at `edge` of the loop path `path`.
+        """Return the checkpoint with which to compare the live state at the boundary given by `edge` and `path`.
 
-        A partial checkpoint is returned only if there is no complete one. Return None if there is neither, or if the
-        anchors were not walked yet.
+        A checkpoint with missing parts is returned only if there is no complete one. Return None if there is neither,
+        or if the anchors are not collected yet.
         """
         nest = self.session.nest
         if nest is None or nest.anchors is None:
@@ -275,9 +276,10 @@ class CheckpointIndex:
         self.seconds += perf_counter() - begun
 
     def _recorded_roots(self, loaded: LoadedCheckpoint) -> dict[str, list[str]]:
-        """Return the recorded roots of a checkpoint: their names, and the functions whose frames hold local ones.
+        """Return the roots that the checkpoint `loaded` has recorded.
 
-        Equal roots of successive checkpoints are decoded once.
+        `names` are the names of all roots, `frames` the functions to which local variables belong. If successive
+        checkpoints have equal roots, they are decoded once.
         """
         oid = loaded.checkpoint.parts["roots"].oid
         if oid != self._last_roots[0]:

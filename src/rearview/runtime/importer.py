@@ -103,13 +103,13 @@ _PLAIN_SOURCES = {
         f" {TRACK!r}: staticmethod(lambda *_, **__: None)}})()"
     ),
 }
-"""Name of a function of Rearview in instrumented code -> source of a plain function for processes without Rearview."""
+"""Name of a function that instrumented code calls -> source of a plain function for processes without Rearview."""
 
 _PICKLERS = ("cloudpickle", "joblib.externals.cloudpickle", "ray.cloudpickle", "dill")
 """Libraries that pickle a function as bytecode, to send it to other processes."""
 
 _offered: dict[str, Any] = {}
-"""Name in instrumented code -> the object of Rearview that it stands for."""
+"""Name that instrumented code uses -> value that Rearview provides for it."""
 _modules: list[weakref.ref[ModuleType]] = []
 """Weak references to the modules whose code is instrumented."""
 _senders: set[str] = set()
@@ -126,7 +126,10 @@ class _Named(partial[Any]):
 
 
 def watch_picklers() -> None:
-    """Register a call for the moment when the program imports a library that sends functions to other processes."""
+    """From now on, notice when the program imports a library that sends functions to other processes.
+
+    From then on, the names that instrumented code uses are put into the globals of the program's modules.
+    """
     for name in _PICKLERS:
         after_import(name, _on_pickler_loaded)
 
@@ -177,7 +180,7 @@ def _ignore(_name: str, _value: Any) -> None:
 
 
 def register_module(module: ModuleType) -> None:
-    """Remember `module`, which is about to execute instrumented code, and put names into its globals if needed."""
+    """Remember `module`, which is about to execute instrumented code, so that its globals can get the needed names."""
     _modules.append(weakref.ref(module))
     if _senders:
         _put_names_into_globals()
@@ -210,7 +213,7 @@ class Compiler:
     sources: Mapping[str, bytes] = field(default_factory=dict)
     """File -> recorded source that is executed in place of the file in the work tree."""
     view: FileView | None = None
-    """Translates paths in a replay; None when recording."""
+    """Translates file paths in a replay; None when recording."""
     import_times: ImportTimes | None = None
     """Measures the imports of libraries; None in a replay or a resumed run."""
     cells: str = ""

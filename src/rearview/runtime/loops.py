@@ -40,7 +40,7 @@ _PYTHON_CLASS = 1 << 9
 
 @dataclass(slots=True)
 class LoopHistory:
-    """Totals of all executions so far of one loop of the program."""
+    """Totals over all executions so far of one loop of the program."""
 
     site: LoopSite
     entries: int = 0
@@ -76,7 +76,8 @@ class LoopEntry:
     frame: int
     """`id` of the frame in which the loop runs."""
     index: int = -1
-    """Index of the iteration with which the current slice begins; between slices, of the current iteration."""
+    """Index of the first iteration of the current slice (iterations that run without a call of the session); between
+    slices, index of the current iteration."""
     value: Any = None
     """Value of the loop target in the current iteration if it is a number or text; None if it is not or is unknown."""
     started: float = 0.0
@@ -89,13 +90,13 @@ class LoopEntry:
     sequence: range | None = None
     """The range that the loop runs over; None if it runs over other items."""
     span: tuple[int, int] | None = None
-    """(start, step) of the values of the loop target if they are evenly spaced numbers, else None."""
+    """(start, step) of the values of the loop target (variable of the `for`) if they are evenly spaced, else None."""
     target_values: list[Any] | None = None
     """Values of the loop target in each iteration if they are plain numbers or texts, else None."""
     remembers_values: bool = False
     """Whether each iteration adds a value to `target_values`."""
     source: Any = None
-    """The iterator from which the items come."""
+    """The iterator from which the loop draws its items."""
     walk: LoopIterator | None = None
     """Iterator that counts the items of a loop in a generator or coroutine; None for any other loop."""
     ordinals: dict[str, int] = field(default_factory=dict)
@@ -174,7 +175,7 @@ class LoopEntry:
             self.target_values.append(self.value)
 
     def slice_of(self, source: Iterator[Any], size: int) -> Iterator[Any]:
-        """Return an iterator over the next `size` items of `source`; draws each item only when the loop needs it."""
+        """Return an iterator over the next `size` items of `source`; it draws each item only when the loop needs it."""
         self.value, self.sliced = None, size - 1
         self.counter, self.received = repeat(source, size), repeat(True, size)
         items = compress(map(next, self.counter), self.received)
@@ -205,7 +206,7 @@ class LoopSession(Protocol):
     stack: list[LoopEntry]
     """The running loops, outermost first."""
     stride: float
-    """Seconds between boundaries of short iterations."""
+    """Seconds that short iterations may run before the loop calls the session again."""
 
     def push(self, entry: LoopEntry) -> None:
         """Put the loop `entry` on the stack: its first iteration is about to begin."""
@@ -234,7 +235,7 @@ class LoopSession(Protocol):
 def iterate(
     session: LoopSession, entry: LoopEntry, items: Any
 ) -> Generator[Iterable[Any], None, None]:
-    """Yield the items of the loop `entry` in slices; call `session` before each slice.
+    """Yield the items of the loop `entry` in slices (iterators over some items); call `session` before each slice.
 
     `items` is the iterator that the loop draws from, or the `range` over which it runs, or None for a
     `while` loop. `iter` is never called on this iterator again. The slices draw the items in the
@@ -328,9 +329,9 @@ def iterate_in_generator(
 
 
 def _next_size(size: int, seconds: float, stride: float = SLICE) -> int:
-    """Return the number of iterations of the next slice, after `size` iterations took `seconds`.
+    """Return how many iterations the next slice should have, if a slice of `size` iterations took `seconds`.
 
-    A slice should take about `stride` seconds.
+    A slice should take at most about `stride` seconds.
 
     >>> _next_size(1, 0.01), _next_size(4, 0.0001), _next_size(64, 0.02)
     (1, 8, 6)

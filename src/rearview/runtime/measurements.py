@@ -22,7 +22,7 @@ _HERE = __name__.partition(".")[0]
 
 
 def surroundings() -> dict[str, str]:
-    """Return name -> version of each library that this process has loaded, and name -> value of thread counts."""
+    """Return name -> version of each library that this process has loaded, with thread counts as further items."""
     versions = {"Python": platform.python_version(), "machine": platform.machine()}
     for name, module in sorted(sys.modules.items()):
         version = None if "." in name else vars(module).get("__version__") if module else None
@@ -150,7 +150,7 @@ class LoopTimings:
     iteration_began: float = 0.0
     """`perf_counter()` when the current iteration began."""
     span: tuple[int, int] | None = None
-    """(start, step) of the values of the loop target if they are evenly spaced numbers, else None."""
+    """(start, step) of the values of the loop target (variable of the `for`) if they are evenly spaced, else None."""
     spans: dict[str, tuple[int, int] | None] = field(default_factory=dict)
     """Id of an inner loop -> (start, step) of its target, or None if its values are not evenly spaced numbers."""
     target_values: list[Any] | None = None
@@ -241,7 +241,11 @@ class Timeline:
             deep.counts[index] += count
 
     def leave(self, span: tuple[int, int] | None, target_values: list[Any] | None = None) -> None:
-        """Record that the outermost loop has ended; `span` and `target_values` are as in `LoopTimings`."""
+        """Record that the outermost loop has ended.
+
+        `span` is (start, step) of the values of its target if they are evenly spaced numbers; otherwise
+        `target_values` are the values, or None if they are unknown.
+        """
         if self.nests:
             self.nests[-1].left = perf_counter() - self.began
             self.nests[-1].span = span

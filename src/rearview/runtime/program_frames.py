@@ -120,7 +120,7 @@ class Modules:
             self.examined = latest
         for name in self.names:
             module = sys.modules.get(name)
-            if module is not None and self._ours(module):  # modules can be replaced by others
+            if module is not None and self._ours(module):  # test again: it may be another module
                 yield name, module
 
     def _ours(self, module: ModuleType | None) -> bool:
@@ -228,7 +228,7 @@ _OWN_CALLS = 4
 
 
 def run_at_bottom(call: Callable[..., Any], *args: Any) -> None:
-    """Call `call(*args)` so that it sees no frame of Rearview below its own first frame.
+    """Call `call(*args)`, and hide Rearview's frames, which are below it on the stack, from the called code.
 
     Rearview's frames stay visible on a Python on which they cannot be hidden, or if a profiler is active.
     """
@@ -257,7 +257,7 @@ def _can_hide_frames() -> bool:
         sys.implementation.name == "cpython"
         and sys.version_info[:2] == (3, 11)
         and not sysconfig.get_config_var("Py_DEBUG")  # debug builds assert that the link exists
-        and not hasattr(sys, "getobjects")  # Py_TRACE_REFS makes objects larger
+        and not hasattr(sys, "getobjects")  # builds with Py_TRACE_REFS have larger objects
     )
 
 
@@ -373,7 +373,8 @@ def _pyro_state() -> Any:
 _KEPT_BY: Mapping[str, Callable[[], Any]] = {"pyro": _pyro_state}
 """Library -> function that returns its global state, or None if the library is not loaded."""
 _KEPT_IN_LOOPS_BY: Mapping[str, Callable[[], Any]] = {"keras": _keras_state}
-"""Like `_KEPT_BY`, for global state that belongs to the program's state only if a loop of a library is watched."""
+"""Library -> function that returns its global state or None. This state belongs to the program's state only if a
+loop of a library is watched."""
 
 
 def library_roots(*, loops: bool) -> Iterator[tuple[str, Any]]:

@@ -111,7 +111,7 @@ class Recorder(Session):
     iteration_began: float = 0.0
     """Time of the last boundary of the outermost loop at which the policy was asked, or of the start of the loop."""
     last_saved: float = 0.0
-    """Time of the last saved checkpoint between two iterations, from which a replay can start."""
+    """Time at which a checkpoint between two iterations was last saved: a replay can start from it."""
     finished: bool = False
     hint: str = ""
     """Advice about the exception that ended the program; empty if Rearview has none."""
@@ -130,7 +130,7 @@ class Recorder(Session):
 
     @property
     def pending(self) -> bool:
-        """Whether a resumed program has not yet reached the checkpoint from which it continues."""
+        """Whether a resumed program has not yet reached its checkpoint; always False for a run from the start."""
         return False
 
     def push(self, entry: LoopEntry) -> None:
@@ -235,7 +235,7 @@ class Recorder(Session):
         if self.assigned is None or not index or not self._captures_each_iteration(entry):
             self._at_boundary(nest, entry, index, frame)
             return index
-        # without capturing, no boundary would be here: its time counts as time of capturing
+        # the loop has this boundary only because its variables are captured: count its time as capturing
         allowance, counts = self.assigned.allowance, (self.seq, self.walk_seconds)
         began, spent = thread_time(), allowance.spent
         self._at_boundary(nest, entry, index, frame)
@@ -327,7 +327,7 @@ class Recorder(Session):
         leave_at_once(self.code)
 
     def _may_walk(self, entry: LoopEntry) -> bool:
-        """Return True if the walk over the program's objects that checkpoints of the loop `entry` need is affordable."""
+        """Return True if there is time to collect the program's objects, which checkpoints of the loop `entry` need."""
         if self.settings.epsilon <= 0 and not self.settings.every and self.signals is None:
             return False  # no checkpoint will be saved
         now = perf_counter()
@@ -364,9 +364,13 @@ class Recorder(Session):
             self.fail(exc)
 
     def consider(self, entry: LoopEntry, index: int, edge: Edge, frame: FrameType) -> None:
-        """Save a checkpoint at `edge` of iteration `index` if the policy decides to and the writer can take one."""
+        """Save a checkpoint of the loop `entry` if the policy decides to and the writer can take one.
+
+        It is before iteration `index`, or, if `edge` is the end, after the loop.
+        """
         depth = len(self.stack) - 1
-        ends = edge is Edge.END and depth == 1  # a replay can skip to the end of an inner loop
+        # with a checkpoint at the end of an inner loop, a replay can skip the loop
+        ends = edge is Edge.END and depth == 1
         begun = perf_counter()
         since = begun - (entry.started if edge is Edge.END else max(entry.started, self.last_saved))
         decision = self.overhead.decide(entry.site.id + edge, since, depth * (not ends), ends=ends)
@@ -401,7 +405,7 @@ class Recorder(Session):
     def save(
         self, entry: LoopEntry, index: int, edge: Edge, frame: FrameType, *, wait: bool = False
     ) -> bool:
-        """Capture the state at `edge` of iteration `index` and submit it to the writer.
+        """Capture the state before iteration `index`, or after the loop if `edge` is its end, and submit it.
 
         Return True if the writer accepted the state, and with `wait` only if no part of the state is missing.
         """
@@ -465,7 +469,7 @@ class Recorder(Session):
         return Point((*self.cell_steps(), *steps))
 
     def log(self, items: Mapping[str, Any], place: bytes = b"") -> None:
-        """Append `items` (name -> value) to the records at the current point; `place` is the encoded source line.
+        """Append `items` (name -> value) to the records at the current point; `place` is the source line, encoded.
 
         After the call, even a kill does not lose the values.
         """
@@ -649,7 +653,7 @@ class Recorder(Session):
             self.remote_copy.finish()
         except Exception as exc:
             if self.code == EXIT_PAUSED:
-                self.code = 1  # the run cannot be resumed on another machine
+                self.code = 1  # not `EXIT_PAUSED`: the run cannot be resumed on another machine
             sys.stderr.write(
                 f"rearview: saved, but not pushed to the remote: {printable(str(exc))}\n"
             )

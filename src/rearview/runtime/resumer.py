@@ -86,7 +86,7 @@ class Restart:
         """Replace this process by a new one that is started with `control`."""
         end_children()
         if control.kernel is not None:
-            # the front end waits for an answer of this process: let it start the kernel with `control` after its death
+            # the notebook client waits for this process: after its death, it reads `AGAIN` and starts the new one
             Path(control.kernel).with_name(AGAIN).write_bytes(msgspec.json.encode(control))
             os.kill(os.getpid(), signal.SIGKILL)
         for number in _open_files() - self.files:
@@ -121,7 +121,7 @@ class SourceChange:
 
     def stop(self) -> None:
         """Stop watching which lines run: the checkpoint is reached."""
-        self._stopped = True  # `unobserved` sets this trace function again after the boundary
+        self._stopped = True  # `unobserved` sets the trace function again after the boundary
         sys.settrace(None)
 
     def skipped(self, loop: str) -> None:
@@ -315,7 +315,7 @@ class Resumer(Recorder):
         self.overhead.counted_until = self.last_saved = perf_counter()
 
     def after_loop(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
-        """Consider a checkpoint after the loop `entry`, but only once the checkpoint `target` is reached."""
+        """Save a checkpoint after the loop `entry` if the policy decides to, but not before `target` is reached."""
         if self.target is None:
             super().after_loop(entry, index, frame)
 

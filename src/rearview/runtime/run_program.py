@@ -256,7 +256,7 @@ def _die_interrupted() -> None:
     Python does this after a KeyboardInterrupt in code that Python itself executes (here `raise KeyboardInterrupt`),
     unless `SystemExit` ends the process.
     """
-    import ctypes  # only interrupted programs need this
+    import ctypes  # imported here: only interrupted programs need it
 
     hook, last = sys.excepthook, {name: vars(sys)[name] for name in _LAST if name in vars(sys)}
     sys.excepthook = lambda *_: None

@@ -1,7 +1,8 @@
 """Base class of sessions that record or replay: the stack of running loops, points, and the roots of the state.
 
 The roots are the objects from which all other objects of the state are reached: the program's globals and local
-variables, and a few objects of Rearview and of libraries.
+variables, and a few objects of Rearview and of libraries. A loop is watched if its iterations are reported to the
+session.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ from rearview.store.project import FOLDER, Project
 from rearview.store.records import encode_point, encode_source_line
 
 SHORT_INSIDE = 0.0002
-"""A loop inside one other loop is no longer watched after an execution that took fewer seconds."""
+"""A loop inside one other loop that logs nothing is no longer watched after an execution of fewer seconds."""
 SHORT_OUTSIDE = 0.005
-"""An outermost loop is no longer watched after an execution that took fewer seconds."""
+"""An outermost loop that logs nothing is no longer watched after an execution of fewer seconds."""
 SHORT_DEEP = 0.02
-"""A loop inside two or more loops is no longer watched after an execution that took fewer seconds. The limit is
-longer because such a loop is saved every ten seconds at most."""
+"""A loop inside two or more loops that logs nothing is no longer watched after an execution of fewer seconds. The
+limit is high because checkpoints inside such a loop are at least ten seconds apart."""
 SHORT_ITERATION = 20e-6
 """A loop that logs nothing and whose iterations take fewer seconds on average is no longer watched."""
 
@@ -102,15 +103,15 @@ class LoopNest:
     entry: LoopEntry
     anchors: Anchors | None = None
     iteration: int = 0
-    """Iteration of the outermost loop before which the anchors were walked."""
+    """Iteration of the outermost loop before which the anchors were collected."""
     names: tuple[str, ...] = ()
-    """Names of the roots from which the anchors were walked."""
+    """Names of the roots from which the anchors were reached."""
     encoded: bytes = b""
     """Names and signature of the anchors as JSON, which every checkpoint of the nest contains."""
     feeds: list[Any] | None = None
     """Generators and data loader iterators from which the outermost loop draws; None if not determined yet."""
     seconds: float = 0.0
-    """Duration of the walk over the anchors."""
+    """Seconds that it took to collect the anchors."""
 
 
 @dataclass
@@ -134,9 +135,9 @@ class Session:
     """Name -> text of the hyper-parameters that `rearview run --arg` sets, for `rearview.arg`."""
     compiler: Any = None
     view: FileView | None = None
-    """Translates paths in a replay; None when recording."""
+    """Translates file paths in a replay; None when recording."""
     code: int | None = None
-    """Exit code, once the program has ended."""
+    """Exit code of the program; None until it has ended."""
     unwatched: set[str] = field(default_factory=set)
     """Ids of loops that are no longer watched."""
     watching: bool = True
@@ -146,11 +147,11 @@ class Session:
     loop_files: set[str] = field(default_factory=set)
     """Files of libraries whose training loops are watched."""
     stride: float = SLICE
-    """Seconds of short iterations that run between two calls of the session."""
+    """Seconds that short iterations may run between two calls of the session."""
     shared: frozenset[str] = frozenset()
     """Files that other programs have written since the run stopped: a restore does not change them."""
     early: EarlyEnd | None = None
-    """How an exception ended the program; None if none has."""
+    """The exception that ended the program, and the loops that it left; None if no exception did."""
     left_early: tuple[tuple[int, tuple[str, int, int]], ...] = ()
     """(id of the frame, step) of the last loop that was left early and of the loops around it, outermost first."""
     cell: int = 0
@@ -177,7 +178,7 @@ class Session:
         cached = self._belongs.get(file)
         if cached is None:
             path = resolved(file)
-            inside = file[:1] == os.sep and path.startswith(self.root)  # not "<frozen runpy>"
+            inside = file[:1] == os.sep and path.startswith(self.root)  # excludes "<frozen runpy>"
             installed = "site-packages" in path or any(
                 path.startswith(lib) and not self.root.startswith(lib) for lib in self.libraries
             )
@@ -381,11 +382,15 @@ class Session:
         loose = [entry for entry in self.loose if entry.frame in depth]
         if not loose:
             return self.stack
-        # sorted by frame: a generator may have been started outside the loops in which it runs now
+        # sort by depth of the frames: a generator may have been started outside the loops in which it runs now
         return sorted([*self.stack, *loose], key=lambda e: depth.get(e.frame, -len(frames)))
 
     def path(self, entry: LoopEntry, index: int) -> tuple[LoopStep, ...]:
-        """Return the loop path of a checkpoint: (loop, ordinal, index) of each loop from the outermost to `entry`."""
+        """Return the loop path of a checkpoint before iteration `index` of the loop `entry`.
+
+        It has, for each loop from the outermost to `entry`: id, number of earlier executions in the same iteration of
+        the loop around it, and iteration.
+        """
         steps: list[LoopStep] = []
         for loop in self.stack:
             if loop is entry:
@@ -420,7 +425,7 @@ class Session:
         roots: Mapping[str, Any],
         signature: Sequence[str] | None = None,
     ) -> Anchors:
-        """Walk the objects that `roots` reach now and return them as the anchors of later checkpoints of `nest`.
+        """Collect the objects that `roots` reach now; return them as anchors, for later checkpoints of `nest`.
 
         `index` is the current iteration of the outermost loop; `signature`, in a replay, is that of the recorded
         anchors.

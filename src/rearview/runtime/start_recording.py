@@ -315,7 +315,7 @@ def _use_source(session: Resumer, run: Run, source: str | None, versions: Versio
 
 
 def _refuse_source(session: Resumer, run: Run, why: str) -> NoReturn:
-    """Print why the run cannot be resumed with the edited source, and end the process; the stored run is unchanged."""
+    """Print `why` the run cannot be resumed with the edited source, and end the process; leave the run unchanged."""
     session.finished = True
     if session.source_change is not None:
         session.source_change.stop()

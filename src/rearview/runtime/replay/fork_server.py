@@ -63,7 +63,7 @@ _THREADS = frozenset({"jemalloc_bg_thd"})
 _CONFIGURATION = {"matplotlibrc": "matplotlib"}
 """Name of a configuration file -> library that reads it from the folder of the program when it is imported."""
 _LONGEST = 1 << 22
-"""Maximum number of bytes in a request to the fork server."""
+"""Maximum number of bytes of one request to a fork server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +163,8 @@ def _difference_from_fresh(patches: ReplayPatches, files: set[str]) -> str:
 def _is_reproducible(randomness: Randomness) -> bool:
     """Return True if the global random generators can be brought into their current state from a random key.
 
-    If Python's module `random` has produced numbers, this needs a library of `_DRAWING_NAMES` that has made names from
-    them: in each child, as many numbers are drawn again after its generator is seeded.
+    If numbers were drawn from Python's module `random`, a library of `_DRAWING_NAMES` must be loaded, which drew them.
+    Each child then seeds the generator and draws as many numbers again.
     """
     random_state = read_global()
     words = random_state["random"][1][-1] % _WORDS

@@ -33,8 +33,8 @@ from rearview.store.tables.record_files import own_values
 from rearview.store.values_as_json import Put, convert, family
 
 _COMPARING_SHARE = 8
-"""An optional comparison is made if the last comparison took t seconds and at least this many times t have passed
-since then."""
+"""If the last comparison with a checkpoint took t seconds, an optional one is made after this many times t at the
+earliest."""
 
 
 class SetupWatcher(Protocol):
@@ -267,7 +267,7 @@ class Replayer(Session):
     def needs(self, entry: LoopEntry) -> bool:
         """Return True if the segment must log values inside the loop `entry`.
 
-        The loops around it are considered in their current iterations.
+        It need not if a loop around `entry` is in an iteration that is not requested.
         """
         outer_loops = [loop for loop in self.stack if loop is not entry]
         key = [id(entry), *[number for loop in outer_loops for number in (id(loop), loop.now)]]
@@ -487,7 +487,7 @@ class Replayer(Session):
                 raise WrongKindError(f"{name} is {kind} here and {expected} in other versions")
 
     def writes_at(self, point: Point) -> bool:
-        """Return True if this segment, and no other one, records values at `point`.
+        """Return True if this segment, and no other segment, records the values that probes log at `point`.
 
         The first segment records the values before the main loop, and the segment that runs to the end of the
         program records the values after the main loop.

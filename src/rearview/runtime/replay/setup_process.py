@@ -412,7 +412,8 @@ class SharedSetup:
         The number is the file descriptor of its own socket, if the process becomes a set-up process, else -1.
         """
         self._session.shared_setup = None
-        self._session.closed = True  # write no report when this process ends: it replays no segment itself
+        # write no report when this process ends: it replays no segment itself
+        self._session.closed = True
         self._clock.listeners.clear()
         _running_setup.clear()
         self._used_paths = self._patches.view.used_paths or set()

@@ -43,7 +43,7 @@ _BEYOND_SEEDS = (
 
 @dataclass(frozen=True, slots=True)
 class SetupStatement:
-    """One top-level statement of the script."""
+    """One compiled top-level statement of the script."""
 
     code: CodeType
     safe: bool
@@ -112,7 +112,10 @@ class SetupScript:
         return code
 
     def sharing_key(self, session: Replayer, count: int) -> tuple[Any, ...]:
-        """Return a key of this version: two versions with equal keys can share their first `count` statements."""
+        """Return a key of this script: two versions with equal keys can share their first `count` statements.
+
+        `session` replays this version of the script.
+        """
         last_line = max((node.end_lineno or 0 for node in self.tree.body[:count]), default=0)
         loops = [
             history.site.id

@@ -69,7 +69,7 @@ _PATHS = ("dir", "orig_dir", "init_main_from_path")
 
 
 class ParentReplay(msgspec.Struct, frozen=True):
-    """The replay to which a child process belongs."""
+    """The replay to which a child process belongs, as the environment variable `VARIABLE` tells it."""
 
     root: str
     run: str
@@ -157,7 +157,7 @@ class SharedStart:
 
     patches: ReplayPatches
     seconds: float
-    """Seconds that this process did not need, because the fork server had done the imports."""
+    """Seconds that this process did not need, because other processes had done its imports and first statements."""
     setup: SetupStart | None = None
     """Which first part of the program this process runs for several segments; None if it runs one segment."""
     channel: int = -1
@@ -202,7 +202,7 @@ def replay(control: Control, shared: SharedStart | None = None) -> Replayer:
 
 
 def parent_of(session: Replayer) -> ParentReplay:
-    """Return the value that tells child processes to which replay they belong."""
+    """Return the replay of `session` in the form in which child processes are told to which replay they belong."""
     segment = session.segment
     return ParentReplay(str(session.project.root), session.run, segment.replay, segment.names)
 
@@ -292,7 +292,11 @@ def _view(project: Project, segment: SegmentFile, root: str, created: Sequence[s
 
 
 def guard_probes(session: Replayer) -> None:
-    """Make available the names that probes use: the guards around them, `track` for trackers, and `rearview`."""
+    """Make available the names that code with probes uses: the context managers around probes, and `rearview`.
+
+    The context manager (guard) restores random states and clock readings after a probe. `track` records the values
+    that a probe logs with an experiment tracker.
+    """
 
     @contextmanager
     def shield(line: int, *generators: Any) -> Iterator[None]:
@@ -336,7 +340,7 @@ def guard_probes(session: Replayer) -> None:
 
 
 class _LightGuard:
-    """Guard of a probe that draws no random numbers: it restores no state, and only counts the probe as running."""
+    """Context manager around a probe that draws no random numbers: it restores no state, only counts the probe."""
 
     __slots__ = ("session",)
 

@@ -153,7 +153,7 @@ class Changes:
         """Keys of buffers that stay watched until the program writes to them; the watches of other buffers end when
         training resumes."""
         self._late_copies: list[LateCopy] = []
-        """Late copies that still run, or whose page watches have not ended."""
+        """Late copies that are still being made, or whose page watches have not ended."""
         self._history = WriteHistory()
 
     def select(self, buffers: Mapping[str, Any]) -> Selection:
@@ -311,7 +311,10 @@ class Changes:
         self._long_watched |= unchanging & self._watched.keys()
 
     def _unwritten(self, key: str, view: memoryview) -> bool:
-        """Return True if the buffer `key` is watched and none of its pages was written; else end its watch."""
+        """Return True if the buffer `key`, now `view`, is watched and was not written since its last copy.
+
+        Otherwise end the watch over its pages, if there is one, and return False.
+        """
         watch = self._watched.get(key)
         if watch is None:
             return False
@@ -340,7 +343,7 @@ class Changes:
         self._unregister_copied()
 
     def _unregister_copied(self) -> None:
-        """Forget late copies that have ended, with their page watches."""
+        """Forget late copies that have ended, and end their page watches."""
         for late in [
             copying
             for copying in self._late_copies

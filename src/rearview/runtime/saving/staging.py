@@ -36,7 +36,7 @@ MOST_NEW_BYTES = 32 << 20
 needs more, the memory is prepared on a background thread."""
 _NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _WARM_STEP = 2 << 20
-"""Bytes touched at a time while memory is prepared: one huge page."""
+"""Number of bytes that are written at a time while memory is prepared: one huge page."""
 
 
 @dataclass(slots=True)
