@@ -1,4 +1,4 @@
-"""The functions that a script may call: log, arg, params, loop, checkpointing.
+"""The functions that a script may call: log, arg, params, loop, block, checkpointing.
 
 Under `rearview run` these use the session that was started with the program; in a script started
 with plain `python` the first call starts one.
@@ -192,7 +192,7 @@ def convert_text(name: str, text: str, default: Any) -> Any:
 
 
 def loop(name: str, iterable: Iterable[T]) -> Iterable[T]:
-    """Return an iterable with the items of `iterable`, to write a loop called `name`: `for x in loop("step", xs)`.
+    """Return an iterable with the items of `iterable`; a `for` statement over it is a loop called `name`.
 
     Each iteration of this loop is a point in the run and can be replayed.
     """

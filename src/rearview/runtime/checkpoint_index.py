@@ -95,9 +95,9 @@ Key = tuple[Edge, tuple[LoopStep, ...]]
 
 
 def key_of(edge: Edge, path: Sequence[LoopStep]) -> Key:
-    """Return the key of a checkpoint in the index: its edge, and (loop, ordinal, iteration) of each loop in `path`.
+    """Return the key of a checkpoint in `CheckpointIndex`: `edge` and the steps of `path`, from the outermost loop in.
 
-    For a checkpoint at the end of a loop, -1 replaces the iteration of that loop, which does not matter.
+    For a checkpoint at the end of a loop (`Edge.END`), -1 replaces the last iteration, which does not matter then.
     """
     if edge is Edge.END:
         path = [*path[:-1], path[-1]._replace(iteration=-1)]

@@ -59,7 +59,7 @@ _DRAWING_NAMES = frozenset({"rich.style"})
 _WORDS = 624
 """Number of random 32-bit words that Python's module `random` computes at once."""
 _THREADS = frozenset({"jemalloc_bg_thd"})
-"""Names of threads that may exist when the process forks: jemalloc starts its thread again in the child."""
+"""Names of threads that may exist when the process forks: jemalloc itself handles the loss of its thread."""
 _CONFIGURATION = {"matplotlibrc": "matplotlib"}
 """Name of a configuration file -> library that reads it from the folder of the program when it is imported."""
 _LONGEST = 1 << 22

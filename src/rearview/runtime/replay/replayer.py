@@ -350,7 +350,7 @@ class Replayer(Session):
         except Exception as exc:
             self.give_up(exc)
         self.report.skipped += 1
-        self.ran_code = True  # the code after the loop is executed
+        self.ran_code = True  # the program now executes the code after the loop
         return True
 
     def advance(
@@ -613,7 +613,7 @@ def _is_unknown_name(exc: Exception, trace: TracebackType | None) -> bool:
         trace = trace.tb_next
         code = trace.tb_frame.f_code
         if code.co_filename != statement_file or not code.co_name.startswith("<"):
-            return False  # only frames of comprehensions and lambdas in the file belong to the probe itself
+            return False  # a called function raised it: only comprehensions and lambdas belong to the probe
     return True
 
 

@@ -284,7 +284,7 @@ class SharedSetup:
         _exit(0)
 
     def _fork(self) -> int:
-        """Fork a child that can continue the program as this process can; return its process id, or 0 in the child."""
+        """Fork a child that can continue the program like this process; return its process id, or 0 in the child."""
         with self._children_continue():
             return _fork()
 
@@ -407,9 +407,9 @@ class SharedSetup:
         self._become_segment(request, None, -1)
 
     def _serve(self) -> tuple[SpawnRequest, int]:
-        """Fork a process for each request; return only in the forked processes, each with its request.
+        """Fork a process for each request; return only in the forked processes.
 
-        The number is the file descriptor of its own socket, if the process becomes a set-up process, else -1.
+        Return the request, and the file descriptor of its own socket if the process becomes a set-up process, else -1.
         """
         self._session.shared_setup = None
         # write no report when this process ends: it replays no segment itself

@@ -1,6 +1,7 @@
 """Find the buffers that changed since their last save, and copy them into staging memory.
 
-A buffer is the raw bytes of one array or tensor of the state; its key is the same in all checkpoints.
+A buffer is the raw bytes of one array or tensor of the state. The buffers of successive checkpoints are compared if
+they have the same key.
 
 Three tests can prove that a buffer is unchanged. From the cheapest to the most expensive: the page tables say
 that no page was written (`dirty_pages`); the live buffer has the hash of the saved bytes; the copy of the buffer

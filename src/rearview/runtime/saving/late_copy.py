@@ -84,7 +84,7 @@ def _pieces(ranges: Sequence[CopyRange]) -> Iterator[CopyRange]:
 
 
 class OvertakenError(Exception):
-    """The program wrote to memory before a late copy had copied it."""
+    """Raised if the program wrote to memory before a late copy had copied it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ class Costs:
     logical: int = 0
     """Bytes of state in the checkpoints."""
     copied: int = 0
-    """Bytes copied, most of them while training waited."""
+    """Number of bytes that were copied for saves, most of them while training waited."""
     stored: int = 0
     """Bytes written to disk."""
 
@@ -178,7 +178,7 @@ class StepTimes:
 
     @property
     def pairs(self) -> int:
-        """Number of recent steps with a save, or of those without a save if there are fewer of these."""
+        """Number of recent steps during a save, or of steps without a save if there are fewer of these."""
         return min(len(self.alone), len(self.during_save))
 
     def seconds_lost(self) -> tuple[float, float]:
@@ -311,9 +311,9 @@ class Overhead:
         self.policy = self.policy.observe(site, event)
 
     def begin_step(self, loop: str, index: int, written: float) -> None:
-        """Measure that iteration `index` of the loop `loop`, which is inside the outermost loop, begins.
+        """Measure the step that ends because iteration `index` of `loop`, directly inside the outermost loop, begins.
 
-        `written` is in how many seconds of the run checkpoints were written so far.
+        `written` is the number of seconds for which checkpoints were being written since the start of the run.
         """
         self.slowdown.begin_step(loop, index, perf_counter(), written, self.total_wait)
 
@@ -370,8 +370,8 @@ class Overhead:
     def decide(self, site: str, since: float, depth: int, *, ends: bool = False) -> SaveDecision:
         """Return the policy's decision whether to save a checkpoint at `site` now.
 
-        `since` is the number of seconds since the last checkpoint from which a replay could start; `depth` is 0 at
-        a boundary of the outermost loop; `ends` is True if an inner loop has just ended.
+        `since`, `depth` and `ends` are as in `BoundaryFacts`: the seconds that a checkpoint here would spare a replay,
+        the number of loops around the loop of the boundary, and whether a loop inside the outermost one has ended.
         """
         self._update_policy()
         busy = self.in_flight >= _MOST_IN_FLIGHT

@@ -141,7 +141,7 @@ class LoopStats:
     """Mean seconds of iterations during which a checkpoint was written."""
     beside_count: int = 0
     overlap: float = 0.0
-    """Mean seconds in which a checkpoint was written, of the iterations with such a time."""
+    """Mean seconds for which a checkpoint was being written, over the iterations that `beside` is the mean of."""
 
     def observe(self, event: Event) -> LoopStats:
         """Return a copy of these measurements to which `event` is added."""
@@ -158,7 +158,7 @@ class LoopStats:
 
     @property
     def comparable_pairs(self) -> int:
-        """Number of iterations during a save, or of those without a save if there are fewer of these."""
+        """Number of measured iterations during a save, or of iterations without a save if there are fewer of these."""
         return min(self.alone_count, self.beside_count)
 
     def contention(self, event: Saved) -> float:
@@ -230,13 +230,14 @@ class BoundaryFacts:
     """Measurements at one boundary from which the policy decides."""
 
     since: float
-    """Computing seconds since the last checkpoint from which a replay could start."""
+    """Seconds that a checkpoint here would spare a replay: since the last checkpoint between iterations, or since the
+    loop was entered."""
     depth: int = 0
-    """Number of loops around the loop of the boundary: 0 for the outermost loop."""
+    """Number of loops around the loop of the boundary; 0 also if `ends` is True."""
     nbytes: int = 0
     """Bytes of the state; 0 if not known yet."""
     ends: bool = False
-    """Whether an inner loop has ended here, before the boundary of the outermost loop."""
+    """Whether a loop directly inside the outermost loop has just ended."""
     crowded: float = 0.0
     """Fraction of a core that training does not leave free for the writer: 0 if a whole core is free."""
     busy: bool = False
@@ -257,9 +258,9 @@ class SaveDecision:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Decides to save where this makes a replay faster, and limits the cost to a fraction of the computing time.
+    """Decides to save a checkpoint where it makes a replay faster, as long as all saves together cost little.
 
-    The fraction is `epsilon`.
+    They may cost at most the fraction `epsilon` of the computing time.
 
     >>> policy = Policy(epsilon=0.1)
     >>> policy = policy.observe("epoch", Iteration(seconds=10.0))

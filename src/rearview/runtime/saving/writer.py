@@ -300,7 +300,7 @@ class Writer:
         return False
 
     def _get_slot(self, wait: bool) -> bool:
-        """Return True if another checkpoint may be in flight; with `wait`, wait until it may."""
+        """Return True if one more checkpoint may be in flight; with `wait`, first wait until one may."""
         with self._changed:
             if wait and not self._has_slot():
                 self._stop_waiting()
@@ -403,7 +403,7 @@ class Writer:
                 self._changed.notify_all()
 
     def _save(self, pending: PendingCheckpoint) -> None:
-        """Write the checkpoint `pending`, report its costs and release its memory."""
+        """Store the checkpoint `pending`, report its costs or the failure, and release its memory."""
         began, cpu = time.perf_counter(), time.thread_time() - self._checkpoints.hashing
         checkpoint: Checkpoint | None = None
         skipped: Reason | None = None
