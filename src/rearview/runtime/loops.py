@@ -163,7 +163,7 @@ class LoopEntry:
     def remember_value(self, index: int) -> None:
         """Add `value` to `target_values` as the value of the loop target in iteration `index`.
 
-        If it is unknown, or if there are too many values, drop all values and remember no more.
+        If it is unknown, if an earlier value is missing, or if there are too many, drop all and remember no more.
         """
         if (
             self.target_values is None
