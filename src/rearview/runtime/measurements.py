@@ -254,7 +254,7 @@ class Timeline:
     def facts(self) -> MainLoop:
         """Return the timings of the main loop: the outermost loop that took the most time.
 
-        A loop of one iteration is the main loop only if no other loop ran. If no loop ran, only `start` is set.
+        A loop of one iteration is it only if no loop ran more iterations. If no loop ran, only `start` is set.
         """
         long = [nest for nest in self.nests if nest.iterations.pairs]
         if not long:
