@@ -1,4 +1,4 @@
-"""The functions that a script may call: log, arg, params, loop, checkpointing.
+"""The functions that a script may call: log, arg, params, loop, block, checkpointing.
 
 Under `rearview run` these use the session that was started with the program; in a script started
 with plain `python` the first call starts one.
@@ -25,7 +25,7 @@ def current() -> Session:
     """Return this process's session, starting one if the script runs under plain `python`."""
     session = current_session()
     if session is None:
-        # recording is not loaded before a script needs it
+        # imported here, so that `import rearview` does not load the code that records
         from rearview.runtime.start_recording import attach, go_unrecorded
 
         try:
@@ -41,10 +41,11 @@ def log(name: str, value: T) -> T: ...
 @overload
 def log(name: Mapping[str, Any]) -> None: ...
 def log(name: str | Mapping[str, Any], value: Any = None) -> Any:
-    """Record a value by name at the current point; return the value.
+    """Record `value` under `name` at the current point and return it.
 
-    Scalars and strings are stored as they are; arrays, tensors, images and histograms as objects;
-    each item of a mapping is a record. After the call, even a kill does not lose the record.
+    If `name` is a mapping (name -> value), each of its items is recorded and None is returned. Scalars and strings
+    are stored in the record itself; arrays, tensors, images and histograms as objects. After the call, even a kill
+    does not lose the record.
     """
     session = current()
     if type(name) is str:
@@ -61,15 +62,15 @@ def log(name: str | Mapping[str, Any], value: Any = None) -> Any:
 
 
 LONGEST = 1000
-"""Most characters in a name."""
+"""Maximum number of characters in a name that `log` accepts."""
 _USABLE: set[str] = set()
-"""Names that were checked and can be used."""
+"""Names that `log` has checked and accepted."""
 _REFUSED: set[str] = set()
-"""Names that were refused, with a warning."""
+"""Names that `log` has refused with a warning, as the warning shows them."""
 
 
 def _is_name(name: str) -> bool:
-    """Return True if records can have this name; else warn, once for each name."""
+    """Return True if `log` accepts `name`; otherwise warn, once for each name, and return False."""
     why = ""
     if not name.strip():
         why = "it is empty"
@@ -96,7 +97,7 @@ def _is_encodable(name: str) -> bool:
 
 
 def _text(key: object) -> str:
-    """Return a key of a mapping as a name; empty if its `str` fails."""
+    """Return a key of a logged mapping as text, or an empty text if `str(key)` raises."""
     try:
         return str(key)
     except Exception:
@@ -122,14 +123,14 @@ def _refuse(name: object, why: str) -> None:
 
 
 _SHOWN, _MOST_REFUSED = 60, 20
-"""Number of characters of a refused name that a warning shows; number of names that get a warning."""
+"""Maximum number of characters of a refused name that a warning shows; maximum number of these warnings."""
 
 
 def arg(name: str, default: V) -> V:
-    """Return a hyper-parameter: its value on the command line if there is one, else `default`.
+    """Return the value of the hyper-parameter `name` from the command line, or `default` if it is not given there.
 
     `--lr 0.1`, `--lr=0.1` and `lr=0.1` on the script's command line all set `lr`;
-    `rearview run --arg lr=0.1 train.py` also does. The value takes the type of the default and is recorded.
+    `rearview run --arg lr=0.1 train.py` also does. The value is converted to the type of `default` and recorded.
     """
     session = current()
     text = session.arg_values.get(name)
@@ -141,16 +142,16 @@ def arg(name: str, default: V) -> V:
 
 
 def params(values: Mapping[str, Any]) -> None:
-    """Record hyper-parameters of the run, as `arg` does with the values that it returns.
+    """Record `values` (name -> value) as hyper-parameters of the run, like the values that `arg` returns.
 
-    They become arguments: columns that can be used in conditions. A later value replaces an earlier one.
+    Each hyper-parameter becomes a column that conditions can use. A later value of a name replaces an earlier one.
     """
     if values:
         current().record_arguments({str(name): value for name, value in values.items()})
 
 
 def text_on_command_line(argv: list[str], name: str) -> str | None:
-    """Return the text that a command line gives for `name`, or None if it gives none.
+    """Return the value that the command line `argv` gives for the option `name`, or None if it gives none.
 
     >>> text_on_command_line(["--lr", "0.1", "epochs=3"], "lr"), text_on_command_line(["--lr=1"], "lr")
     ('0.1', '1')
@@ -168,7 +169,7 @@ def text_on_command_line(argv: list[str], name: str) -> str | None:
 
 
 def convert_text(name: str, text: str, default: Any) -> Any:
-    """Return `text` as a value of the type that `default` has.
+    """Return `text` converted to the type of `default` if that is bool, int, float or str; otherwise return `text`.
 
     >>> convert_text("lr", "1e-3", 0.1), convert_text("flag", "no", True), convert_text("n", "3", None)
     (0.001, False, '3')
@@ -191,7 +192,10 @@ def convert_text(name: str, text: str, default: Any) -> Any:
 
 
 def loop(name: str, iterable: Iterable[T]) -> Iterable[T]:
-    """Return `iterable` as a loop called `name`: each iteration is a point, and can be replayed."""
+    """Return an iterable with the items of `iterable`; a `for` statement over it is a loop called `name`.
+
+    Each iteration of this loop is a point in the run and can be replayed.
+    """
     explicit: Iterable[T] = NamedLoop(current(), name, iterable)
     return explicit
 
@@ -200,17 +204,17 @@ def block(name: str) -> Iterable[None]:
     """Return a loop of one iteration, called `name`: `for _ in rearview.block("prepare"): …`.
 
     Recording runs the body and saves the changes that it made, if saving is cheaper than running the body again. A
-    replay or resumed run skips the body and restores these changes, unless a value inside the body is wanted.
+    replay or resumed run skips the body and restores these changes, unless it must log a value inside the body.
     """
     return loop(name, (None,))
 
 
 @contextmanager
 def checkpointing(**objects: Any) -> Iterator[None]:
-    """Save checkpoints of the loops inside the `with` block; `objects` are part of the state.
+    """Let Rearview save checkpoints of the loops inside the `with` block; `objects` are part of the saved state.
 
-    Recording runs the loops and saves what they change. A replay skips the loops that log none of the
-    requested values, and restores what they changed.
+    Recording runs the loops and saves the changes that they make. A replay skips each loop that logs none of the
+    requested values, and restores the changes that it made.
     """
     session = current()
     outer_objects = dict(session.declared)

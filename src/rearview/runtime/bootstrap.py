@@ -10,12 +10,12 @@ import os
 import sys
 
 PLAIN = frozenset(sys.modules)
-"""Names of the modules that Python has loaded before Rearview."""
+"""Names of the modules that Python has loaded before any module of Rearview."""
 
 if not sys.flags.safe_path:
     del sys.path[0]
 while (number := os.open(os.devnull, os.O_RDWR)) < 3:
-    pass  # a standard stream is closed: no file of Rearview may get its number
+    pass  # `number` belongs to a closed standard stream: keep it open, so that no file of Rearview gets it
 os.close(number)
 
 from rearview.runtime.run_program import main  # noqa: E402 - only now is `sys.path` correct

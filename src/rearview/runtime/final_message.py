@@ -1,7 +1,7 @@
-"""The lines that `rearview run` prints at the end: recorded data, cost, and the next command.
+"""The lines that `rearview run` prints at its end: what was recorded, what it cost, and which command to type next.
 
-These lines are printed only if standard error is a terminal: output that is compared, stored or piped holds only
-the program's own lines.
+By default these lines are printed only if standard error is a terminal: output that is compared, stored or piped
+holds only the program's own lines.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from rearview.model.wording import plural, printable, size
 from rearview.store.printed_lines import read_printed_lines
 
 MOST_NAMED = 6
-"""Most columns that are named; further ones are only counted."""
+"""Maximum number of columns that are named; further columns are only counted."""
 _MOST_LINES = 300
-"""Number of lines printed by the program in which names of columns are searched."""
+"""Number of lines, the first that the program printed, in which names of columns are searched."""
 _USAGE_ERROR = 2
 """Exit code of a program that refuses its arguments: argparse, click and others use it."""
 _ARGUMENTS = (
@@ -29,10 +29,10 @@ _ARGUMENTS = (
 
 
 def print_closing_lines(setting: str, lines: Iterator[str]) -> None:
-    """Write lines to standard error if that is a terminal, or if the setting asks for it."""
+    """Write `lines` to standard error unless `setting` is `never`, or is `auto` and standard error is no terminal."""
     if setting == "never" or (setting == "auto" and not _is_terminal()):
         return
-    with suppress(OSError, ValueError):  # a stream that the program has closed
+    with suppress(OSError, ValueError):  # the program may have closed the stream
         sys.stderr.flush()
         os.write(2, "".join(f"rearview: {line}\n" for line in lines).encode())
 
@@ -54,10 +54,11 @@ def closing_lines(
     code: int = 0,
     hint: str = "",
 ) -> Iterator[str]:
-    """Yield the lines about a run that has ended, from its measurements and the names that it `logged`.
+    """Yield the lines about `run`, which has ended.
 
-    `args` is the number of its parameters, `folder` the folder of the run, `code` the exit code of the
-    program; `hint` is advice about a failure, empty if there is none.
+    `summary` holds the measurements of the run, `logged` the names that it logged; `args` is the number of its
+    hyper-parameters, `folder` the folder of the run in the store, `code` the exit code of the program; `hint` is
+    advice about a failure, empty if there is none.
     """
     captured = [name for name in summary.captured.get("names", {}) if name != "step"]
     names = list(dict.fromkeys([*sorted(logged), *captured, *_printed_names(folder)]))
@@ -87,7 +88,7 @@ def closing_lines(
 
 
 def _after_failure(saved: int) -> str:
-    """Return advice about what to type after a program was interrupted or failed."""
+    """Return advice about what to type after a program failed that has saved `saved` checkpoints."""
     if not saved:
         return "no checkpoint was saved, so the same command starts it again from the beginning"
     return (
@@ -105,8 +106,8 @@ def _columns(names: list[str]) -> str:
 
 
 def _printed_names(folder: Path) -> list[str]:
-    """Return the names of the columns that the first lines printed by the program contain."""
-    from rearview.source.numbers_in_output import numbers_in  # only for people at a terminal
+    """Return the column names in the first lines that the program printed, read from the run's `folder`."""
+    from rearview.source.numbers_in_output import numbers_in  # needed only if lines are printed
 
     names: dict[str, None] = {}
     with suppress(OSError):

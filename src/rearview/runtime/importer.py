@@ -1,7 +1,7 @@
 """Import hook: load the project's modules with their loops instrumented.
 
-Instrumented code calls functions of Rearview by names that are builtins, so that the program's globals
-stay unchanged. But joblib, Ray and Dask send functions of `__main__` to other processes as bytecode,
+Instrumented code calls functions of Rearview by names that Rearview adds to Python's builtins, so that the program's
+globals stay unchanged. But joblib, Ray and Dask send functions of `__main__` to other processes as bytecode,
 with the globals that these functions use. Once joblib, Ray or Dask is loaded, the names are put into the globals of
 instrumented modules too, and their values unpickle as plain Python functions: the other processes need no Rearview.
 
@@ -45,19 +45,19 @@ if TYPE_CHECKING:
 
 
 SHORTEST = 0.01
-"""Seconds; shorter imports are not reported."""
+"""Imports that took fewer seconds are not reported."""
 
 
 class ImportTimes:
-    """Measures how long the program's imports of installed libraries take, with the imports inside these libraries."""
+    """Measures how long the program's imports of installed libraries take, including the imports that these make."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        """By module: seconds of its import."""
+        """Module -> seconds that its import took."""
         self._busy = False
 
     def watch(self, name: str, loader: Any) -> None:
-        """Time the execution of a module, unless another library imports it."""
+        """Measure how long `loader` takes to execute the module `name`, unless another library is importing it."""
         if self._busy or type(loader) not in {SourceFileLoader, ExtensionFileLoader}:
             return
         execute = loader.exec_module
@@ -77,7 +77,7 @@ class ImportTimes:
         loader.exec_module = load
 
     def facts(self) -> dict[str, float]:
-        """Return the durations of at least `SHORTEST` seconds, rounded, by module."""
+        """Return module -> rounded seconds of its import, for each import of at least `SHORTEST` seconds."""
         return {
             name: round(seconds, 3) for name, seconds in self.seconds.items() if seconds >= SHORTEST
         }
@@ -103,21 +103,21 @@ _PLAIN_SOURCES = {
         f" {TRACK!r}: staticmethod(lambda *_, **__: None)}})()"
     ),
 }
-"""By name in instrumented code: source text of the plain Python function that takes its place in other processes."""
+"""Name of a function that instrumented code calls -> source of a plain function for processes without Rearview."""
 
 _PICKLERS = ("cloudpickle", "joblib.externals.cloudpickle", "ray.cloudpickle", "dill")
-"""Libraries that pickle a function as bytecode."""
+"""Libraries that pickle a function as bytecode, to send it to other processes."""
 
 _offered: dict[str, Any] = {}
-"""By name: values that instrumented code uses."""
+"""Name that instrumented code uses -> value that Rearview provides for it."""
 _modules: list[weakref.ref[ModuleType]] = []
-"""Weak references to the instrumented modules."""
+"""Weak references to the modules whose code is instrumented."""
 _senders: set[str] = set()
-"""The libraries of `_PICKLERS` that are loaded."""
+"""Libraries of `_PICKLERS` that the program has loaded."""
 
 
 class _Named(partial[Any]):
-    """A function of Rearview that unpickles as a function of plain Python, in processes without Rearview."""
+    """A function of Rearview that unpickles as a plain Python function: the other process may not have Rearview."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return eval, (_PLAIN_SOURCES[self.name],)
@@ -126,30 +126,36 @@ class _Named(partial[Any]):
 
 
 def watch_picklers() -> None:
-    """Watch for the import of libraries that send functions to other processes."""
+    """From now on, notice when the program imports a library that sends functions to other processes.
+
+    From then on, the names that instrumented code uses are put into the globals of the program's modules.
+    """
     for name in _PICKLERS:
         after_import(name, _on_pickler_loaded)
 
 
 def offer(name: str, call: Callable[..., Any], **attributes: Any) -> None:
-    """Let instrumented code call `call` by `name`, including code that is loaded already."""
+    """Let instrumented code call `call` by `name`, also code that is loaded already.
+
+    `attributes` become attributes of the function that instrumented code sees.
+    """
     named = _Named(call)
     vars(named).update(name=name, **attributes)
     offer_value(name, named)
 
 
 def offer_value(name: str, value: Any) -> None:
-    """Let instrumented code use `value` by `name`; `value` must be an object that pickle can handle."""
+    """Let instrumented code use `value`, which must be picklable, by `name`."""
     _offered[name] = builtins.__dict__[name] = value
     if _senders:
         _put_names_into_globals()
 
 
 def offer_plain_functions() -> None:
-    """Let instrumented code run as under plain Python, because the interpreter is about to end.
+    """Let instrumented code run as under plain Python from now on: the interpreter is about to end.
 
-    The plain functions need no other module and are put into the program's globals: when it ends,
-    Python restores the builtins before it clears the globals.
+    The plain functions need no other module. They are put into the program's globals, because the ending interpreter
+    removes Rearview's names from the builtins before it clears the globals.
     """
     offer(HOOK, _loop_plainly, scalar=_ignore)
     offer(PARTS, _range_plainly)
@@ -174,7 +180,7 @@ def _ignore(_name: str, _value: Any) -> None:
 
 
 def register_module(module: ModuleType) -> None:
-    """Remember a module that is about to execute instrumented code."""
+    """Remember `module`, which is about to execute instrumented code, so that its globals can get the needed names."""
     _modules.append(weakref.ref(module))
     if _senders:
         _put_names_into_globals()
@@ -199,33 +205,36 @@ class Compiler:
     session: Session
     autolog: bool = False
     watched: bool = True
-    """Whether loops are instrumented; False for a program that names its loops itself."""
+    """Whether loops are instrumented; False under plain `python`, where the program names loops with `rearview.loop`."""
     ids: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
-    """By file and line: ids of loops in the recorded version."""
+    """File -> line -> id that the loop in this line has in the recorded version."""
     probes: Mapping[str, Places] = field(default_factory=dict)
-    """By file: positions of probes, which are guarded."""
+    """File -> positions of its probes, which are wrapped so that they leave the program's state unchanged."""
     sources: Mapping[str, bytes] = field(default_factory=dict)
-    """By file: recorded source that is executed in place of the file in the work tree."""
+    """File -> recorded source that is executed in place of the file in the work tree."""
     view: FileView | None = None
-    """Translates paths in a replay; None when recording."""
+    """Translates file paths in a replay; None when recording."""
     import_times: ImportTimes | None = None
-    """Measures the imports of libraries when recording, else None."""
+    """Measures the imports of libraries; None in a replay or a resumed run."""
     cells: str = ""
-    """Path, relative to the project, of a script that is divided into cells; empty if there is none."""
+    """Path, relative to the project, of the script that is divided into cells; empty if no script is."""
     recorded: Path | None = None
-    """In a replay: folder with the recorded text of probed files, else None."""
+    """Folder with the recorded source of the files that contain probes; None if the program is not replayed."""
 
     def compile(self, data: bytes, path: str) -> CodeType:
-        """Return the instrumented code of a source file; raise what plain Python would raise."""
+        """Return the instrumented code of the source file `path` with the bytes `data`; raise what Python would raise."""
         return self.code(self.instrumented(data, path), path)
 
     def code(self, tree: ast.Module, path: str, flags: int = 0) -> CodeType:
-        """Return the code of an instrumented tree; `flags` are those of its `from __future__` imports."""
+        """Return the compiled code of `tree`, a syntax tree from `instrumented`.
+
+        `flags` are the compiler flags that `from __future__` imports set.
+        """
         code: CodeType = compile(tree, path, "exec", flags, dont_inherit=True)
         return without_targets(code) if self.watched else code
 
     def instrumented(self, data: bytes, path: str) -> ast.Module:
-        """Return the syntax tree of a source file with its loops instrumented and its probes guarded."""
+        """Return the syntax tree of the source file `path` with its loops instrumented and its probes wrapped."""
         relative = os.path.relpath(os.path.realpath(path), self.session.root)
         data = self.sources.get(relative, data)
         tree = _parse(data, path)
@@ -245,9 +254,9 @@ class Compiler:
         return tree
 
     def _mark_cells(self, tree: ast.Module, relative: str, data: bytes) -> None:
-        """Let the script call `enter_cell` where a cell begins.
+        """Insert a call of `Session.enter_cell` into `tree` before each cell of the script.
 
-        A script without cell markers is divided into cells only if points begin with the cell.
+        A script without cell markers (such as `# %%`) is divided into cells only if points begin with the cell.
         """
         if self.session.cells_in_points or has_markers(importlib.util.decode_source(data)):
             offer_value(ENTER, self.session.enter_cell)
@@ -268,7 +277,7 @@ class Compiler:
         )
 
     def compile_library(self, data: bytes, path: str, module: str) -> CodeType:
-        """Return the code of a library's module whose training loops are watched."""
+        """Return the code of the module `module` of a library with its training loops instrumented."""
         tree = ast.parse(data, path)
         if self.watched:
             for site in instrument(tree, module, ids=loops_of(module, tree), only=True):
@@ -331,7 +340,10 @@ class _LibraryLoader(_Loader):
 
 
 class Finder:
-    """Finds modules of the project and libraries with watched loops, before Python's own finder, on the same path."""
+    """Import finder that precedes Python's own: it instruments modules of the project and some of libraries.
+
+    It finds the files that Python's finder would find.
+    """
 
     def __init__(self, compiler: Compiler) -> None:
         self._compiler = compiler
@@ -339,7 +351,10 @@ class Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec that Python would find, with a loader that instruments loops where these are watched."""
+        """Return the spec that Python would find for the module `name`, or None if there is no such module.
+
+        The spec of a module whose loops are watched has a loader that instruments them.
+        """
         spec = PathFinder.find_spec(name, path, target)
         if spec is None or type(spec.loader) is not SourceFileLoader or spec.origin is None:
             return self._with_timed_loader(spec)
@@ -350,7 +365,7 @@ class Finder:
         elif name in LOOPS:
             loader = _LibraryLoader(name, origin, self._compiler)
         else:
-            # the next finder would only find the same spec again
+            # do not return None: the next finder would only search for the same spec again
             return self._with_timed_loader(spec)
         return importlib.util.spec_from_file_location(
             name, origin, loader=loader, submodule_search_locations=spec.submodule_search_locations
@@ -363,7 +378,7 @@ class Finder:
 
 
 def install(compiler: Compiler) -> None:
-    """From now on, compile every project file with `compiler` when it is imported."""
+    """Install the import hook: from now on, every project file is compiled with `compiler` when it is imported."""
     _offer_hooks(compiler.session, _is_never_compiling)
     watch_picklers()
     offer(WALK, LoopIterator)
@@ -383,7 +398,7 @@ def install(compiler: Compiler) -> None:
 
 
 class Published:
-    """Finder that provides the package `checkpointer` from Rearview, unless it is installed."""
+    """Import finder that provides Rearview's copy of the package `checkpointer`, unless that package is installed."""
 
     folder = str(Path(__file__).parent.parent / "checkpointer" / "published")
 
@@ -394,12 +409,12 @@ class Published:
         path: Sequence[str] | None = None,  # noqa: ARG003
         target: ModuleType | None = None,
     ) -> ModuleSpec | None:
-        """Return the spec of the published package, or None if `name` is another name."""
+        """Return the spec of the package `checkpointer`, or None if `name` is another name."""
         return PathFinder.find_spec(name, [cls.folder], target) if name == "checkpointer" else None
 
 
 def _allow_swap_tensors(utils: ModuleType) -> None:
-    """Allow `swap_tensors` on anchors: torch refuses tensors that have weak references."""
+    """Let `torch.utils.swap_tensors` accept tensors to which Rearview holds weak references: torch refuses them."""
     swap = getattr(utils, "swap_tensors", None)  # absent in older releases
     if swap is None:
         return
@@ -417,9 +432,9 @@ def _is_never_compiling() -> bool:
 
 
 def _offer_hooks(session: Session, compiling: Callable[[], bool]) -> None:
-    """Define the functions that instrumented code calls.
+    """Offer the functions that instrumented code calls for each loop.
 
-    While `torch.compile` traces a function (`compiling` returns True), the loops of the function are not watched.
+    While `torch.compile` traces a function (`compiling()` is True), the loops of the function are not watched.
     """
     unwatched = session.unwatched
 

@@ -22,25 +22,25 @@ from rearview.source.instrument import LoopSite
 from rearview.state.codecs.suspended_generators import LoopIterator, draw_items
 
 SLICE = 0.002
-"""Seconds that a slice of short iterations should take, if every boundary is to be saved."""
+"""Seconds that a slice of short iterations should take if the user wants a checkpoint at every boundary."""
 STRIDE = 0.02
 """Seconds that a slice should take if the policy decides which boundaries are saved. It is longer because after a
 training step Rearview's code is no longer in the processor's cache, and a boundary takes 30 microseconds."""
 _LARGEST = 1 << 20
-"""Most iterations in a slice."""
+"""Maximum number of iterations in a slice."""
 _MOST_VALUES = 1000
-"""Most values of a loop target that are remembered, for selecting iterations by value."""
+"""Maximum number of values of a loop target that are remembered; users select iterations by these values."""
 _OVER_ITEMS: tuple[type, ...] = (type(iter([])), type(iter(())))
 """Types of iterators over a list or tuple."""
 _OVER_NUMBERS = (type(iter(range(0))), type(iter(range(1 << 100))))
-"""Types of iterators over a range, of small and of large numbers."""
+"""Types of iterators over a range: Python has one for small numbers and one for large numbers."""
 _PYTHON_CLASS = 1 << 9
 """`Py_TPFLAGS_HEAPTYPE`: flag of a type that was created by a `class` statement."""
 
 
 @dataclass(slots=True)
 class LoopHistory:
-    """Counts all executions so far of one loop of the program."""
+    """Totals over all executions so far of one loop of the program."""
 
     site: LoopSite
     entries: int = 0
@@ -56,7 +56,7 @@ class LoopHistory:
     """Whether another watched loop ran inside the loop."""
 
     def facts(self) -> LoopTotals:
-        """Return the totals that the run stores."""
+        """Return the totals in the form in which the run stores them."""
         return LoopTotals(
             entries=self.entries,
             iterations=self.iterations,
@@ -72,13 +72,14 @@ class LoopEntry:
 
     history: LoopHistory
     ordinal: int
-    """How often this loop was entered before in the same iteration of the loop around it."""
+    """Number of earlier executions of this loop in the same iteration of the loop around it."""
     frame: int
     """`id` of the frame in which the loop runs."""
     index: int = -1
-    """Index of the iteration with which the current slice begins; between slices, of the current iteration."""
+    """Index of the first iteration of the current slice (iterations that run without a call of the session); between
+    slices, index of the current iteration."""
     value: Any = None
-    """Number or text in the loop target; None if unknown."""
+    """Value of the loop target in the current iteration if it is a number or text; None if it is not or is unknown."""
     started: float = 0.0
     counter: Any = None
     """Iterator whose length hint is the number of items of the slice that the loop has not requested yet."""
@@ -89,19 +90,19 @@ class LoopEntry:
     sequence: range | None = None
     """The range that the loop runs over; None if it runs over other items."""
     span: tuple[int, int] | None = None
-    """First number and step of a target that counts evenly, else None."""
+    """(start, step) of the values of the loop target (variable of the `for`) if they are evenly spaced, else None."""
     target_values: list[Any] | None = None
-    """Values of the target in each iteration, if they are plain numbers or texts; else None."""
+    """Values of the loop target in each iteration if they are plain numbers or texts, else None."""
     remembers_values: bool = False
     """Whether each iteration adds a value to `target_values`."""
     source: Any = None
-    """The iterator from which the items come."""
+    """The iterator from which the loop draws its items."""
     walk: LoopIterator | None = None
-    """The iterator of a loop in a generator or coroutine, which counts its items; else None."""
+    """Iterator that counts the items of a loop in a generator or coroutine; None for any other loop."""
     ordinals: dict[str, int] = field(default_factory=dict)
-    """By id of an inner loop: how often the loop was entered in one iteration of this one."""
+    """Id of an inner loop -> number of its executions in one iteration of this loop."""
     counted: tuple[int, bool] = (-1, False)
-    """The iteration that `ordinals` belongs to, and whether the item of this iteration was being produced."""
+    """Iteration that `ordinals` counts in, and whether it counts loops that run while the iterator produces the item."""
 
     @property
     def site(self) -> LoopSite:
@@ -110,7 +111,7 @@ class LoopEntry:
 
     @property
     def now(self) -> int:
-        """Index of the current iteration, also in the middle of a slice."""
+        """Index of the current iteration, exact also within a slice."""
         if self.walk is not None:
             return self.walk.count - 1
         if self.counter is None:
@@ -118,9 +119,9 @@ class LoopEntry:
         return self.index + self.sliced - length_hint(self.counter)
 
     def inner_entries(self) -> dict[str, int]:
-        """Return how often each inner loop was entered in the current iteration, by loop id.
+        """Return id of an inner loop -> number of its executions in the current iteration.
 
-        Loops that run while the item is being produced are counted separately from loops of the body.
+        Loops that run while the iterator produces the item are counted separately from loops in the body.
         """
         producing = self.received is not None and length_hint(self.received) > length_hint(
             self.counter
@@ -130,20 +131,19 @@ class LoopEntry:
         return self.ordinals
 
     def label(self, index: int) -> Any:
-        """Return the value of the target in iteration `index`, or None if it is unknown or equal to `index`."""
+        """Return the value of the loop target in iteration `index`, or None if it is unknown or equal to `index`."""
         if self.sequence is not None:
             value = self.sequence[index] if 0 <= index < len(self.sequence) else None
         elif self.counter is not None and index != self.index:
-            return None  # within a slice, the values are not seen
+            return None  # within a slice, Python's iterators pass the items on and Rearview does not see them
         else:
             value = self.value
         return None if value == index else value
 
     def observe_target(self, source: Any, *, remember: bool) -> None:
-        """Determine how the loop target counts, or which values it takes.
+        """Set `span` if the loop target takes evenly spaced numbers, and else `target_values` if `remember` is True.
 
-        If `source` does not show its values, each value is remembered later. Without `remember`, only counting is
-        determined.
+        If the values cannot be read from the iterator `source` in advance, each iteration adds its value.
         """
         self.span = _span(source)
         if not remember or self.span is not None:
@@ -154,14 +154,17 @@ class LoopEntry:
             self.target_values, self.remembers_values = [], True
 
     def take_item(self, item: Any) -> Any:
-        """Remember the value of the target; return `item`."""
+        """Remember the value that the loop target gets from `item`, and return `item`."""
         self.value = _plain_value(item)
         if self.remembers_values:
             self.remember_value(self.index)
         return item
 
     def remember_value(self, index: int) -> None:
-        """Add the value of the target in iteration `index` to `target_values`; if it is unknown, remember no more values."""
+        """Add `value` to `target_values` as the value of the loop target in iteration `index`.
+
+        If it is unknown, if an earlier value is missing, or if there are too many, drop all and remember no more.
+        """
         if (
             self.target_values is None
             or self.value is None
@@ -172,7 +175,7 @@ class LoopEntry:
             self.target_values.append(self.value)
 
     def slice_of(self, source: Iterator[Any], size: int) -> Iterator[Any]:
-        """Return an iterator over the next `size` items of `source`; draws each item only when the loop needs it."""
+        """Return an iterator over the next `size` items of `source`; it draws each item only when the loop needs it."""
         self.value, self.sliced = None, size - 1
         self.counter, self.received = repeat(source, size), repeat(True, size)
         items = compress(map(next, self.counter), self.received)
@@ -183,7 +186,7 @@ class LoopEntry:
         return items
 
     def values(self) -> list[Any] | None:
-        """Return the values of the target in all iterations so far, or None if they are unknown."""
+        """Return the values of the loop target in all iterations so far, or None if they are unknown."""
         count = max(0, self.now + 1)
         return (
             self.target_values[:count]
@@ -198,40 +201,43 @@ class LoopEntry:
 
 
 class LoopSession(Protocol):
-    """What a loop calls between its iterations: a session that records or replays."""
+    """Session that records or replays, as a loop sees it: the loop calls these methods between its iterations."""
 
     stack: list[LoopEntry]
     """The running loops, outermost first."""
     stride: float
-    """Seconds between boundaries of short iterations."""
+    """Seconds that short iterations may run before the loop calls the session again."""
 
     def push(self, entry: LoopEntry) -> None:
-        """Put a loop on the stack: its first iteration is about to begin."""
+        """Put the loop `entry` on the stack: its first iteration is about to begin."""
 
     def boundary(self, entry: LoopEntry, index: int, frame: FrameType) -> int | None:
-        """Act before iteration `index`; return the iteration to continue with, or None to end the loop."""
+        """Save or restore before iteration `index`; return the iteration to continue with, or None to end the loop."""
 
     def advance(
         self, entry: LoopEntry, source: Iterator[Any], index: int, target: int, frame: FrameType
     ) -> int:
-        """Bring a loop from iteration `index` to `target` without running the iterations in between."""
+        """Bring a loop from iteration `index` to `target` without running the iterations in between.
+
+        Return the iteration that was reached.
+        """
 
     def slice(self, entry: LoopEntry, size: int) -> int:
-        """Return how many iterations may pass unobserved, at most `size`."""
+        """Return how many iterations may run before the loop calls the session again, at most `size`."""
 
     def on_exhausted(self, entry: LoopEntry, index: int, frame: FrameType) -> bool:
-        """Act when the iterator has no more items; return True if the loop has ended."""
+        """React to an iterator that has no more items; return True if the loop has ended, else False."""
 
     def leave(self, entry: LoopEntry, frame: FrameType | None, *, ended: bool) -> None:
-        """Take a loop off the stack, after its last item or (if not `ended`) after an early exit."""
+        """Take the loop `entry` off the stack; `ended` is False if it was left early, as by `break` or an exception."""
 
 
 def iterate(
     session: LoopSession, entry: LoopEntry, items: Any
 ) -> Generator[Iterable[Any], None, None]:
-    """Yield the items of a loop in slices; call the session before each slice.
+    """Yield the items of the loop `entry` in slices (iterators over some items); call `session` before each slice.
 
-    `items` is the iterator that the loop draws from, or the `range` it runs over, or None for a
+    `items` is the iterator that the loop draws from, or the `range` over which it runs, or None for a
     `while` loop. `iter` is never called on this iterator again. The slices draw the items in the
     frame of the loop, each only when the body needs it.
     """
@@ -263,7 +269,7 @@ def iterate(
             if simple:
                 part = None if sequence is None else sequence[index : index + size]
                 entry.sliced = (size if part is None else len(part)) - 1
-                # this iterator has a length hint of its own, so that it needs no wrapper
+                # Python's iterator tells how many items remain, so that the index can be read from it
                 entry.counter = repeat(None, size) if part is None else iter(part)
                 yield entry.counter
                 index = entry.now + 1
@@ -297,9 +303,11 @@ def is_watched_already(items: Any) -> bool:
 
 
 def direct_iterator(source: Any) -> Any:
-    """Return an iterator over `source` such that `for` does not call an `__iter__` of the user again.
+    """Return an iterator with the items of the iterator `source`.
 
-    Python's own iterators are returned unchanged: they are the fastest.
+    A `for` loop calls `__iter__` of the iterator that it gets. If the program defines the class of `source`, another
+    iterator is returned, so that the program's `__iter__` is not called again. Iterators of other classes, such as
+    Python's own, are returned unchanged, which is fastest.
     """
     if type(source).__flags__ & _PYTHON_CLASS and type(source) is not LoopIterator:
         return draw_items(source)
@@ -309,7 +317,7 @@ def direct_iterator(source: Any) -> Any:
 def iterate_in_generator(
     session: LoopSession, entry: LoopEntry, walk: LoopIterator
 ) -> Generator[Iterable[Any], None, None]:
-    """Yield a loop in a generator or coroutine as one slice; `walk` counts its items."""
+    """Yield `walk`, which counts its items, as the only slice of the loop `entry` in a generator or coroutine."""
     entry.walk = walk
     entry.source = walk.source
     entry.started = perf_counter()
@@ -321,7 +329,9 @@ def iterate_in_generator(
 
 
 def _next_size(size: int, seconds: float, stride: float = SLICE) -> int:
-    """Return the number of iterations of the next slice, after `size` iterations took `seconds`.
+    """Return how many iterations the next slice should have, if a slice of `size` iterations took `seconds`.
+
+    A slice should take at most about `stride` seconds.
 
     >>> _next_size(1, 0.01), _next_size(4, 0.0001), _next_size(64, 0.02)
     (1, 8, 6)
@@ -334,7 +344,7 @@ def _next_size(size: int, seconds: float, stride: float = SLICE) -> int:
 
 
 def _span(source: Any) -> tuple[int, int] | None:
-    """Return (start, step) of a range or enumerate, else None.
+    """Return (start, step) of the numbers that `source`, a range or enumerate, still yields; else None.
 
     >>> _span(range(1, 9, 2)), _span(iter(range(1, 9, 2))), _span(enumerate("ab", 1)), _span(iter("ab"))
     ((1, 2), (1, 2), (1, 1), None)
@@ -351,7 +361,7 @@ def _span(source: Any) -> tuple[int, int] | None:
 
 
 def _sequence_and_drawn(source: Any) -> tuple[Any, int]:
-    """Return the sequence that an iterator of Python runs over, and the number of items already drawn.
+    """Return the list, tuple or range over which Python's iterator `source` runs, and how many items were drawn.
 
     >>> _sequence_and_drawn(iter([7, 8])), _sequence_and_drawn(iter(range(3)))
     (([7, 8], 0), (range(0, 3), 0))
@@ -361,7 +371,7 @@ def _sequence_and_drawn(source: Any) -> tuple[Any, int]:
 
 
 def _plain_value(item: Any) -> Any:
-    """Return the number or text that names an iteration, or None if the item has none."""
+    """Return `item` if it is a number or text, else the first element of a tuple if that is one, else None."""
     if type(item) is tuple and item:
         item = item[0]
     if type(item) in (int, str, float):
@@ -370,7 +380,9 @@ def _plain_value(item: Any) -> Any:
 
 
 def _plain_values(items: list[Any] | tuple[Any, ...], drawn: int = 0) -> list[Any] | None:
-    """Return the values that a loop target will take, or None if they are not plain numbers or texts.
+    """Return the values that a loop target takes from `items` without the first `drawn`.
+
+    Return None if they are not all plain numbers or texts, or are too many.
 
     >>> _plain_values([0.1, 0.01]), _plain_values((("a", 1), ("b", 2))), _plain_values([object()]), _plain_values([1, 2, 3], 1)
     ([0.1, 0.01], ['a', 'b'], None, [2, 3])
@@ -384,7 +396,7 @@ def _plain_values(items: list[Any] | tuple[Any, ...], drawn: int = 0) -> list[An
 
 
 def ended_at_test(entry: LoopEntry, frame: FrameType | None) -> bool:
-    """Return True if a `while` loop ended at its test, so that the body did not run."""
+    """Return True if `frame` is at the condition of the `while` loop `entry`: the condition was False."""
     if frame is None or id(frame) != entry.frame:
         return False
     current = position(frame)

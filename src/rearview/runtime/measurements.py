@@ -1,7 +1,7 @@
 """Measurements of a run for planning: loop timings, library versions, thread counts.
 
-Other versions of libraries or other thread counts may give other bits: the report about a replay that differs from
-the recording names changed versions and thread counts first.
+With other versions of libraries or other thread counts, a program may compute slightly different numbers: the report
+about a replay that differs from the recording names changed versions and thread counts first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HERE = __name__.partition(".")[0]
 
 
 def surroundings() -> dict[str, str]:
-    """Return the library versions and thread counts of this process, by name."""
+    """Return name -> version of each library that this process has loaded, with thread counts as further items."""
     versions = {"Python": platform.python_version(), "machine": platform.machine()}
     for name, module in sorted(sys.modules.items()):
         version = None if "." in name else vars(module).get("__version__") if module else None
@@ -41,7 +41,7 @@ def surroundings() -> dict[str, str]:
 
 
 def changed_versions(recorded: Mapping[str, str], current: Mapping[str, str]) -> Iterator[str]:
-    """Yield a phrase for each version or thread count that has changed.
+    """Yield a phrase for each version or thread count that differs between `recorded` and `current`.
 
     >>> list(changed_versions({"torch": "2.12.0", "numpy": "2.0"}, {"torch": "2.13.0", "numpy": "2.0"}))
     ['torch was 2.12.0, is 2.13.0']
@@ -51,7 +51,7 @@ def changed_versions(recorded: Mapping[str, str], current: Mapping[str, str]) ->
     for name, before in recorded.items():
         after = current.get(name)
         if after is None and not name.endswith("_NUM_THREADS"):
-            continue  # a replay that ends early has not loaded every library
+            continue  # not a change: a replay that ends early has not loaded every library
         if after != before:
             yield f"{name} was {before}, is {after or 'not set'}"
     for name, after in current.items():
@@ -60,7 +60,10 @@ def changed_versions(recorded: Mapping[str, str], current: Mapping[str, str]) ->
 
 
 def changed_inputs(recorded: Mapping[str, list[Any]], real: Callable[[str], str]) -> Iterator[str]:
-    """Yield a phrase for each input file that has changed; `real` returns the path of a file in this process."""
+    """Yield a phrase for each recorded input file that has changed or is gone.
+
+    `recorded` maps the path of a file to its fingerprint; `real` returns where this process finds the file.
+    """
     for path, recorded_fingerprint in recorded.items():
         try:
             same = fingerprint(Path(real(path)))[2] == recorded_fingerprint[2]
@@ -82,15 +85,15 @@ def age() -> float:
 
 
 _MOST = 4096
-"""Most entries of `Durations`; if there are more, neighbours are merged, so that a long run stays small."""
+"""Maximum number of pairs in `Durations`; if there are more, neighbouring pairs are merged to save memory."""
 
 _COUNTED = 1 << 16
-"""Number of iterations of the outermost loop for which iterations of inner loops are counted."""
+"""Number of first iterations of the outermost loop in which iterations of inner loops are counted."""
 
 
 @dataclass(slots=True)
 class Durations:
-    """Durations of iterations, in order, as pairs (count, seconds of each).
+    """Durations of successive iterations as pairs (number of iterations, seconds per iteration).
 
     >>> durations = Durations()
     >>> durations.add(1, 2.0); durations.add(3, 3.0)
@@ -117,7 +120,7 @@ class DeepLoopCounts:
     """Iteration counts of a loop inside two or more other loops."""
 
     path: list[str]
-    """Ids of the loops from the outermost inner loop down to this loop."""
+    """Ids of the loops from the second outermost loop down to this loop."""
     entries: int = 0
     counts: list[int] = field(default_factory=list)
     """Number of iterations of this loop in each iteration of the outermost loop."""
@@ -135,27 +138,27 @@ class LoopTimings:
     """Seconds from the start of the program to the end of the loop."""
     iterations: Durations = field(default_factory=Durations)
     inner: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
-    """By id of an inner loop: its seconds and iterations in each iteration of the outermost loop."""
+    """Id of an inner loop -> its (seconds, number of iterations) in each iteration of the outermost loop."""
     deep: dict[str, DeepLoopCounts] = field(default_factory=dict)
-    """Loops inside inner loops, by the ids on their loop path, joined by ` > `."""
+    """Ids of the loops in `DeepLoopCounts.path`, joined by ` > ` -> counts of the loop at the end of this path."""
     counts: dict[str, list[int]] = field(default_factory=dict)
-    """By id of a loop at any depth: its iterations in each iteration of the outermost loop."""
+    """Id of an inner loop at any depth -> number of its iterations in each iteration of the outermost loop."""
     first_index: int = 0
     """Index of the first iteration that was measured: earlier ones ran in an earlier process of the run."""
     index: int = 0
     """Index of the current iteration."""
     iteration_began: float = 0.0
-    """Time at which the current iteration began."""
+    """`perf_counter()` when the current iteration began."""
     span: tuple[int, int] | None = None
-    """(start, step) of a target that counts evenly, else None."""
+    """(start, step) of the values of the loop target (variable of the `for`) if they are evenly spaced, else None."""
     spans: dict[str, tuple[int, int] | None] = field(default_factory=dict)
-    """By id of an inner loop: (start, step) of its target."""
+    """Id of an inner loop -> (start, step) of its target, or None if its values are not evenly spaced numbers."""
     target_values: list[Any] | None = None
-    """Values of the target in each iteration; None if the target counts evenly, or if they are unknown."""
+    """Values of the loop target in each iteration; None if they are evenly spaced numbers, or unknown."""
     inner_target_values: dict[str, list[Any] | None] = field(default_factory=dict)
-    """By id of an inner loop: the values of its target."""
+    """Id of an inner loop -> values of its target, or None if they are evenly spaced numbers, or unknown."""
     varied: set[str] = field(default_factory=set)
-    """Ids of inner loops whose target took other values in another entry of the loop."""
+    """Ids of inner loops whose target took different values in different executions of the loop."""
 
 
 class Timeline:
@@ -167,14 +170,15 @@ class Timeline:
         self.nests: list[LoopTimings] = []
 
     def enter(self, site: str, name: str) -> None:
-        """Record that an outermost loop begins."""
+        """Record that an outermost loop begins, with the id `site` and the name `name`."""
         now = perf_counter()
         self.nests.append(LoopTimings(site, name, now - self.began, iteration_began=now))
 
     def begin_iteration(self, index: int, waited: float) -> None:
         """Record that iteration `index` of the outermost loop begins.
 
-        Since the last iteration began, the program has waited for Rearview for `waited` seconds.
+        `waited` is how many seconds the program has waited for Rearview since the previous iteration began; they are
+        subtracted from the duration of that iteration.
         """
         nest = self.nests[-1]
         now = perf_counter()
@@ -183,7 +187,7 @@ class Timeline:
         nest.index, nest.iteration_began = index, now
 
     def skipped(self, index: int) -> None:
-        """Record that iterations before `index` ran in an earlier process of the run."""
+        """Record that the iterations before `index` of the outermost loop ran in an earlier process of the run."""
         if self.nests:
             self.nests[-1].first_index = index
 
@@ -198,7 +202,8 @@ class Timeline:
     ) -> None:
         """Add an inner loop that has ended in iteration `index` of the outermost loop.
 
-        `span` is (start, step) of the loop's target if it counts evenly; otherwise `target_values` are its values.
+        The loop has run `count` iterations in `seconds`. `span` is (start, step) of the values of its target if they
+        are evenly spaced numbers; otherwise `target_values` are the values, or None if they are unknown.
         """
         if not self.nests:
             return
@@ -217,14 +222,18 @@ class Timeline:
             spent[index] = (before + seconds, already + count)
 
     def add_iterations(self, site: str, index: int, count: int) -> None:
-        """Add `count` iterations of a loop in iteration `index` of the outermost loop."""
+        """Add `count` iterations of the inner loop `site`, in iteration `index` of the outermost loop."""
         if self.nests and 0 <= index < _COUNTED:
             counts = self.nests[-1].counts.setdefault(site, [])
             counts += [0] * (index + 1 - len(counts))
             counts[index] += count
 
     def add_deep_loop(self, path: list[str], index: int, count: int) -> None:
-        """Add a loop inside inner loops that has ended; `path` holds the ids of the inner loops down to this loop."""
+        """Add a loop that is inside two or more loops and has ended after `count` iterations.
+
+        `path` holds the ids of the loops from the second outermost down to this loop; `index` is the iteration of the
+        outermost loop.
+        """
         if self.nests and 0 <= index < _COUNTED:
             deep = self.nests[-1].deep.setdefault(" > ".join(path), DeepLoopCounts(path))
             deep.entries += 1
@@ -232,18 +241,25 @@ class Timeline:
             deep.counts[index] += count
 
     def leave(self, span: tuple[int, int] | None, target_values: list[Any] | None = None) -> None:
-        """Record that the outermost loop has ended; `span` and `target_values` describe its target."""
+        """Record that the outermost loop has ended.
+
+        `span` is (start, step) of the values of its target if they are evenly spaced numbers; otherwise
+        `target_values` are the values, or None if they are unknown.
+        """
         if self.nests:
             self.nests[-1].left = perf_counter() - self.began
             self.nests[-1].span = span
             self.nests[-1].target_values = target_values
 
     def facts(self) -> MainLoop:
-        """Return the timings of the main loop, which took the most time; without a `site` if there was no loop."""
+        """Return the timings of the main loop: the outermost loop that took the most time.
+
+        A loop of one iteration is it only if no loop ran more iterations. If no loop ran, only `start` is set.
+        """
         long = [nest for nest in self.nests if nest.iterations.pairs]
         if not long:
             return MainLoop(start=self.start)
-        # a loop of one iteration is the main loop only if there is no other: it cannot be divided into segments
+        # a loop of one iteration cannot be divided into segments: prefer any loop with more iterations
         main = max(
             long,
             key=lambda nest: (
@@ -277,7 +293,7 @@ class Timeline:
 
 
 def _longer(first: list[Any] | None, second: list[Any] | None) -> list[Any] | None:
-    """Return the longer of two lists if it begins with the shorter one, else None.
+    """Return the longer of two lists if it begins with the shorter one; return None if not, or if a list is None.
 
     >>> _longer(["a", "b"], ["a"]), _longer(["a"], ["b"]), _longer(["a"], None)
     (['a', 'b'], None, None)

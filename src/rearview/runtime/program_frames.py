@@ -1,19 +1,22 @@
 """Frames of the user's program: which belong to the project, which names they bind, how to bind other values.
 
-Hidden frames: `inspect.stack()[-1]`, `warnings.warn(..., stacklevel=9)`, `traceback.print_stack()` and
-`sys._getframe(n)` see Rearview's frames below the program, and the recursion limit counts them. Python has no
-call to hide frames, so on CPython 3.11 the link from the program's first frame to Rearview's is removed in the
-interpreter's own structure. Nothing else in 3.11 follows this link: when a frame that C code entered
-returns, the interpreter takes the frame below from the C stack. The link is removed only if it holds
+Hidden frames: Rearview's frames are below the program's frames on the stack. `inspect.stack()[-1]`,
+`warnings.warn(..., stacklevel=9)`, `traceback.print_stack()` and `sys._getframe(n)` would show them, and the recursion
+limit counts them. Python has no call to hide frames, so on CPython 3.11 the link from the program's first frame to
+Rearview's is removed in the interpreter's own structure. Nothing else in 3.11 follows this link: when a frame that C
+code entered returns, the interpreter takes the frame below from the C stack. The link is removed only if it holds
 the address of the frame that is known to be below; otherwise, and on every other Python, Rearview's frames
 stay visible.
 
-Observers: the program's own trace and profile functions are suspended while Rearview's code runs. What these
-functions record is part of the program's state: if they observed the walk over the state, the walk would never end.
+Trace functions: the program's own trace and profile functions are suspended while Rearview's code runs. The data that
+these functions record is part of the program's state: if they observed Rearview's walk over the state, the walk would
+create more state and never end.
 
 Library loops: the training loops of libraries (`source.library_loops`) are instrumented like the project's own. The
 globals of a library's modules do not belong to the state, except objects that some libraries keep for the whole
 process.
+
+Roots of the state: the global and local variables from which all its objects are reached (`roots`).
 """
 
 from __future__ import annotations
@@ -35,14 +38,14 @@ from rearview.source.instrument import PART, TURN
 from rearview.state.codecs.suspended_generators import assign_locals
 
 Belongs = Callable[[str], bool]
-"""Returns True if a file belongs to the project."""
+"""Function that returns True if the file at a path belongs to the project."""
 
 _ABSENT = object()
 _COMPILED = (
     *("__builtins_dict__", "__compiled_fn", "__import_", "__resume_at_", "__gen_rand_values"),
     *("__warnings_warn_wrapper", "___"),
 )
-"""How the names begin that `torch.compile` adds to modules of compiled functions."""
+"""Prefixes of the names that `torch.compile` adds to the modules of the functions that it compiles."""
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # noqa: PTH100, PTH120
 
 
@@ -50,7 +53,7 @@ _folder = cache(os.path.realpath)
 
 
 def resolved(file: str) -> str:
-    """Return a file's path without symbolic links; each folder is resolved once."""
+    """Return the path `file` without symbolic links; the path of each folder is resolved once and remembered."""
     if os.path.islink(file):  # noqa: PTH114 - hot
         return os.path.realpath(file)
     folder, name = os.path.split(file)
@@ -60,11 +63,11 @@ def resolved(file: str) -> str:
 def project_frames(
     frame: FrameType | None, belongs: Belongs, loops: Collection[str] = ()
 ) -> list[FrameType]:
-    """Return the program's function frames from the outermost down to `frame`.
+    """Return the frames of the program's functions, from the outermost one to `frame`.
 
-    These are the frames of project files. If a library loop is running (its file is in `loops`), the frames
-    between the project and this loop are included, because they hold state too. Module frames are left
-    out: their locals are globals.
+    A frame is the program's if its file belongs to the project (`belongs`). If a loop of a library is running (its
+    file is in `loops`), the frames between the project and this loop are included, because they hold state too.
+    Frames of modules are left out: their local variables are globals.
     """
     frames: list[FrameType] = []
     library_frames: list[FrameType] = []
@@ -87,25 +90,25 @@ def project_frames(
 
 
 ALIAS = "__mp_main__"
-"""Second name of `__main__` after `multiprocessing` was imported."""
+"""Second name in `sys.modules` of the module `__main__`, after `multiprocessing` was imported."""
 
 
 @dataclass(slots=True)
 class Modules:
-    """The project's loaded modules; `sys.modules` is examined only after it has changed."""
+    """Finds the project's modules that are loaded; `sys.modules` is examined again only if it has changed."""
 
     belongs: Belongs
     main: ModuleType | None = None
     """Module that holds the names of a notebook, which has no file; None for a program."""
     hides: Callable[[str], bool] = lambda _: False
-    """Returns True for a name in this module that belongs to the kernel."""
+    """Function that returns True for a name in `main` that the notebook kernel has put there."""
     names: list[str] = field(default_factory=list)
-    """Names of the project's modules, from the last examination."""
+    """Names of the project's modules when `sys.modules` was last examined."""
     examined: tuple[int, str] = (0, "")
-    """Number of loaded modules and the name of the last loaded one, at the last examination."""
+    """Number of loaded modules, and the name of the last one, when `sys.modules` was last examined."""
 
     def __iter__(self) -> Iterator[tuple[str, ModuleType]]:
-        """Yield names and modules, `__main__` first, then sorted."""
+        """Yield (name, module) for each module of the project: `__main__` first, the others sorted by name."""
         latest = (len(sys.modules), next(reversed(sys.modules)))
         if latest != self.examined:
             names = [
@@ -117,7 +120,7 @@ class Modules:
             self.examined = latest
         for name in self.names:
             module = sys.modules.get(name)
-            if module is not None and self._ours(module):  # the module may have been replaced
+            if module is not None and self._ours(module):  # test again: it may be another module
                 yield name, module
 
     def _ours(self, module: ModuleType | None) -> bool:
@@ -128,7 +131,9 @@ class Modules:
 
 
 def roots(frames: list[FrameType], modules: Modules) -> dict[str, Any]:
-    """Return the roots of the state: globals of project modules and locals of frames.
+    """Return name -> value of the roots of the state: globals of project `modules` and local variables of `frames`.
+
+    The names are `global:<module>:<name>` and `local:<depth of frame>:<function>:<name>`.
 
     >>> sorted(roots([], Modules(lambda file: False)))
     []
@@ -151,7 +156,7 @@ def roots(frames: list[FrameType], modules: Modules) -> dict[str, Any]:
 
 
 def as_recorded(live: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return the roots in `live` that have the recorded `names`, in the order of `names`.
+    """Return the roots in `live` (name -> value) that have the recorded `names`, in the order of `names`.
 
     Older recordings hold the globals of `__main__` a second time, under `__mp_main__`.
 
@@ -166,9 +171,9 @@ def as_recorded(live: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]
 
 
 def load_modules(names: Iterable[str]) -> None:
-    """Import the project modules to which the globals in `names` belong.
+    """Import the modules of the globals in `names` (names of roots) that are not loaded yet.
 
-    The run may have imported these modules in iterations that are skipped now.
+    The recorded run may have imported these modules in iterations that are skipped now.
     """
     for key in names:
         kind, place, _ = key.split(":", 2)
@@ -177,10 +182,10 @@ def load_modules(names: Iterable[str]) -> None:
 
 
 def rebind(values: Mapping[str, Any], live: Mapping[str, Any], frames: list[FrameType]) -> None:
-    """Bind the names of `values` (as `roots` spells names) in their modules and frames.
+    """Assign `values` (name of a root -> value) to the variables of the modules and `frames` that the names say.
 
-    A global that is in `live` (the roots now) but not in `values` did not exist in the recorded state, and is
-    removed.
+    `live` are the current roots. A global in `live` that is not in `values` did not exist in the recorded state and
+    is removed.
     """
     by_frame: dict[int, dict[str, Any]] = {}
     for key, value in values.items():
@@ -203,7 +208,7 @@ def rebind(values: Mapping[str, Any], live: Mapping[str, Any], frames: list[Fram
 
 
 def position(frame: FrameType) -> tuple[int | None, int | None]:
-    """Return line and column of the statement that `frame` is executing."""
+    """Return line and column of the instruction that `frame` is executing, each None if unknown."""
     spans = islice(frame.f_code.co_positions(), frame.f_lasti // 2, None)
     line, _, column, _ = next(spans, (None, None, None, None))
     return line, column
@@ -217,13 +222,16 @@ _BELOW = 6
 _OBJECT = 5
 """Offset, in words, of the pointer to the frame object in an interpreter's frame."""
 _COUNTERS = range(24, 56, 4)
-"""Offsets in a thread's state that are searched for the recursion counter and its limit."""
+"""Offsets, in bytes, in the interpreter's thread state at which the recursion counter and its limit may be."""
 _OWN_CALLS = 4
 """Number of Rearview's calls on the stack while `_allow_all_calls` runs, which count against the recursion limit."""
 
 
 def run_at_bottom(call: Callable[..., Any], *args: Any) -> None:
-    """Call `call(*args)` such that the program sees no frame of Rearview below the first frame of this call."""
+    """Call `call(*args)`, and hide Rearview's frames, which are below it on the stack, from the called code.
+
+    Rearview's frames stay visible on a Python on which they cannot be hidden, or if a profiler is active.
+    """
     can_hide, profiler = _can_hide_frames(), sys.getprofile()
     if not can_hide or profiler is not None:
         call(*args)
@@ -248,8 +256,8 @@ def _can_hide_frames() -> bool:
     return (
         sys.implementation.name == "cpython"
         and sys.version_info[:2] == (3, 11)
-        and not sysconfig.get_config_var("Py_DEBUG")  # asserts that the link exists
-        and not hasattr(sys, "getobjects")  # Py_TRACE_REFS makes objects larger
+        and not sysconfig.get_config_var("Py_DEBUG")  # debug builds assert that the link exists
+        and not hasattr(sys, "getobjects")  # builds with Py_TRACE_REFS have larger objects
     )
 
 
@@ -261,7 +269,7 @@ def _hide_frames_below(frame: FrameType, below: FrameType) -> None:
 
 
 def _allow_all_calls() -> None:
-    """Let the program recurse as deep as under plain `python`."""
+    """Set the recursion counter so that the program can recurse as deep as under plain `python`."""
     limit = sys.getrecursionlimit()
     state = ctypes.pythonapi.PyThreadState_Get
     state.restype = ctypes.c_void_p
@@ -284,16 +292,17 @@ def _word(address: int, position: int) -> int:
 _Parameters = ParamSpec("_Parameters")
 _Answer = TypeVar("_Answer")
 
-_set_trace, _set_profile = sys.settrace, sys.setprofile  # debuggers may replace them later
+# the original functions, because debuggers may replace those in `sys`
+_set_trace, _set_profile = sys.settrace, sys.setprofile
 
 
 def unobserved(function: Callable[_Parameters, _Answer]) -> Callable[_Parameters, _Answer]:
-    """Suspend the trace and profile functions of the program while `function` runs."""
+    """Return `function` wrapped so that the program's trace and profile functions are suspended while it runs."""
 
     @functools.wraps(function)
     def call(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Answer:
         trace, profile = sys.gettrace(), sys.getprofile()
-        if not callable(profile):  # cProfile's: its data does not belong to the state
+        if not callable(profile):  # this is cProfile: its data does not belong to the state
             profile = None
         if trace is None and profile is None:
             return function(*args, **kwargs)
@@ -313,17 +322,20 @@ def unobserved(function: Callable[_Parameters, _Answer]) -> Callable[_Parameters
 
 
 CLOCKS = frozenset({"start_time", "time_start"})
-"""Local variables of libraries that hold a clock reading: a measurement, not part of the state."""
+"""Names of local variables of libraries that hold a clock reading, which is no part of the state."""
 
 
 def _keras_state() -> Any:
-    """Return the global state of Keras, with its seed generator and the names of layers; None if not loaded."""
+    """Return the global state of Keras (its seed generator, names of layers), or None if Keras is not loaded."""
     module = sys.modules.get("keras.src.backend.common.global_state")
     return vars(module.GLOBAL_STATE_TRACKER) if module is not None else None
 
 
 def clear_library_references(frames: Iterable[FrameType], files: Collection[str]) -> None:
-    """Clear references that running library loops no longer need, and wait for callbacks in other threads."""
+    """Clear references that running Keras loops no longer need, and wait for their callbacks in other threads.
+
+    A loop is running if one of `frames` is in one of `files`.
+    """
     for frame in frames:
         if frame.f_code.co_filename in files and "epoch_iterator" in frame.f_code.co_varnames:
             variables = frame.f_locals
@@ -333,7 +345,7 @@ def clear_library_references(frames: Iterable[FrameType], files: Collection[str]
 
 
 def _settle_keras(iterator: Any) -> None:
-    """Drop the iterator that Keras keeps between two epochs and replaces before its next use."""
+    """Clear the exhausted data iterator that Keras keeps between two epochs and replaces before its next use."""
     running = getattr(iterator, "_epoch_iterator", None)
     is_over = isinstance(running, GeneratorType) and running.gi_frame is None
     if is_over and getattr(iterator, "steps_per_epoch", 0) is None:
@@ -341,7 +353,7 @@ def _settle_keras(iterator: Any) -> None:
 
 
 def _await_keras(callbacks: Any) -> None:
-    """Wait until the callbacks that Keras runs in threads have handled all batches so far.
+    """Wait until those of `callbacks` that Keras runs in threads have handled all batches so far.
 
     Keras itself waits for these callbacks only at the end of an epoch. Callbacks change state: without this wait,
     the state at a boundary would depend on timing.
@@ -354,18 +366,19 @@ def _await_keras(callbacks: Any) -> None:
 
 
 def _pyro_state() -> Any:
-    """Return the global parameter store of Pyro, which no model refers to; None if Pyro is not loaded."""
+    """Return the global parameter store of Pyro, to which no model refers, or None if Pyro is not loaded."""
     return getattr(sys.modules.get("pyro.poutine.runtime"), "_PYRO_PARAM_STORE", None)
 
 
 _KEPT_BY: Mapping[str, Callable[[], Any]] = {"pyro": _pyro_state}
-"""By library: function that returns global state of the library."""
+"""Library -> function that returns its global state, or None if the library is not loaded."""
 _KEPT_IN_LOOPS_BY: Mapping[str, Callable[[], Any]] = {"keras": _keras_state}
-"""By library: function that returns global state which counts only if a library loop is watched."""
+"""Library -> function that returns its global state or None. This state belongs to the program's state only if a
+loop of a library is watched."""
 
 
 def library_roots(*, loops: bool) -> Iterator[tuple[str, Any]]:
-    """Yield (name of a root, object) for global state of libraries that no object of the program refers to.
+    """Yield (name of the root, object) for global state of libraries to which no object of the program refers.
 
     `loops` is True if a loop of a library is watched.
     """

@@ -50,20 +50,20 @@ from rearview.store.runs import Runs
 _WALKING_SHARE = 0.01
 """Fraction of the run's duration so far that walks over the program's objects may take."""
 _FREE_WALKING = 0.1
-"""Seconds that these walks may take in any case."""
+"""Seconds that walks over the program's objects may take even if `_WALKING_SHARE` allows less."""
 _CAPTURED_ITERATIONS = 100
-"""Number of first iterations of an outermost loop after each of which variables are captured; later, after some only."""
+"""Variables are captured after each of this many first iterations of an outermost loop; then only after some."""
 _BRIEF = 0.001
-"""Seconds; a shorter loop is not worth skipping in a replay."""
+"""An inner loop that took fewer seconds gets no checkpoint at its end: skipping it in a replay saves nothing."""
 _CROWDED = 0.5
-"""A late copy is made only if the fraction of a core that it lacks is smaller."""
+"""A late copy is made only if the training leaves more than half a core free; see `Overhead.crowded`."""
 _RECONSIDER_AFTER = 0.05
-"""Seconds until a boundary of a loop is considered again after the policy refused one."""
+"""Seconds after a refusal of the policy during which it is not asked about similar boundaries."""
 
 
 @dataclass
 class Recorder(Session):
-    """A session that records its run."""
+    """A session that records its run: values, checkpoints, timings, and the inputs of the program."""
 
     runs: Runs = field(kw_only=True)
     records: RecordFile = field(kw_only=True)
@@ -77,7 +77,7 @@ class Recorder(Session):
     script_cells: ScriptCells | None = None
     """Records the lineage of each cell of a script; None if the script has no cells."""
     signals: Signals | None = None
-    """Watches for stop signals; None if the run is not preemptible."""
+    """Watches for signals that ask the program to stop; None if the run is not preemptible."""
     remote_copy: RemoteCopy | None = None
     """Copies the run to a remote after each save; None if the run has no remote."""
     outputs: Outputs | None = None
@@ -89,7 +89,7 @@ class Recorder(Session):
     captured: CapturedRecords | None = None
     """Records values that the program does not log with Rearview; None if such values are not recorded."""
     assigned: AssignedScalars | None = None
-    """Captures the variables of loops; None if variables are not captured."""
+    """Records the values of variables that loops assign; None if variables are not recorded."""
     prints_closing_lines: bool = False
     """Whether lines about the run are printed at its end, as `rearview run` does."""
     logged: set[str] = field(default_factory=set)
@@ -100,18 +100,18 @@ class Recorder(Session):
     joins: bool = False
     """Whether this process is a child of the process in which the run began."""
     only_names: frozenset[str] | None = None
-    """Names to record; None for all. In a child of a replay, other names were recorded before."""
+    """In a child process of a replay: the names to record, because other names were recorded before; None: all."""
     seq: int = 0
     """Number of the last checkpoint."""
     not_before: dict[str, float] = field(default_factory=dict)
-    """By loop id: time before which the end of the loop is not considered; by `Edge.START`: the same for boundaries
-    of inner loops."""
+    """Loop id -> time before which no checkpoint at the end of the loop is considered. `Edge.START` -> time before
+    which no checkpoint between iterations of inner loops is considered."""
     failed: bool = False
     """Whether recording has failed: the program continues unrecorded."""
     iteration_began: float = 0.0
-    """Time of the last boundary of the outermost loop at which the policy was asked, or of the loop's start."""
+    """Time of the last boundary of the outermost loop at which the policy was asked, or of the start of the loop."""
     last_saved: float = 0.0
-    """Time of the last saved boundary that a replay could start from."""
+    """Time at which a checkpoint between two iterations was last saved: a replay can start from it."""
     finished: bool = False
     hint: str = ""
     """Advice about the exception that ended the program; empty if Rearview has none."""
@@ -122,7 +122,7 @@ class Recorder(Session):
         self.stride = SLICE if self.settings.every else STRIDE
         self.walk_seconds = 0.0
         self._waited_before = 0.0
-        """Seconds that the program had waited for Rearview when the current iteration began."""
+        """Total seconds that the program had waited for Rearview when the current iteration began."""
         self._outer_not_before = 0.0
         """Time before which no boundary of the outermost loop is considered."""
         self.timeline = Timeline()
@@ -130,17 +130,20 @@ class Recorder(Session):
 
     @property
     def pending(self) -> bool:
-        """Whether a resumed program has not yet reached the checkpoint from which it continues."""
+        """Whether a resumed program has not yet reached its checkpoint; always False for a run from the start."""
         return False
 
     def push(self, entry: LoopEntry) -> None:
-        """Put a loop on the stack; add an outermost loop to the timeline."""
+        """Put the loop `entry` on the stack; add it to the timeline if it is an outermost loop."""
         super().push(entry)
         if self.nest is not None and self.nest.entry is entry:
             self.timeline.enter(entry.site.id, entry.site.name)
 
     def leave(self, entry: LoopEntry, frame: FrameType | None, *, ended: bool) -> None:
-        """Take a loop off the stack and add its duration to the timeline."""
+        """Take the loop `entry` off the stack and add its duration to the timeline.
+
+        `ended` is False if the loop was left early.
+        """
         outermost = self.nest is not None and self.nest.entry is entry
         if outermost and not ended and not ended_at_test(entry, frame):
             self._begin_iteration(entry.now + 1)
@@ -153,7 +156,7 @@ class Recorder(Session):
             self._add_inner_loop(entry)
 
     def _add_inner_loop(self, entry: LoopEntry) -> None:
-        """Add an inner loop that has ended to the timeline, with its iterations."""
+        """Add the inner loop `entry`, which has ended, and the number of its iterations to the timeline."""
         outermost, *middle_loops = self.stack
         count = max(0, entry.now + 1)
         self.timeline.add_iterations(entry.site.id, outermost.now, count)
@@ -168,7 +171,7 @@ class Recorder(Session):
             )
 
     def _capture_after_iteration(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
-        """Capture the variables of a loop whose iteration `index` has ended."""
+        """Record the values of variables that the loop `entry` assigned in iteration `index`, which has ended."""
         if self.assigned is None or self.failed or index < 0 or self.nest is None or self.pending:
             return
         try:
@@ -178,11 +181,14 @@ class Recorder(Session):
             self.fail(exc)
 
     def slice(self, entry: LoopEntry, size: int) -> int:
-        """Return how many iterations may pass unobserved: 1 if variables are captured after each, else as usual."""
+        """Return how many iterations of the loop may run before the next boundary, at most `size`.
+
+        This is 1 if the loop's variables are captured after each iteration.
+        """
         return 1 if self._captures_each_iteration(entry) else super().slice(entry, size)
 
     def _captures_each_iteration(self, entry: LoopEntry) -> bool:
-        """Return True if the variables of a loop are captured after each iteration, also after a short one.
+        """Return True if the variables of the loop `entry` are captured after each iteration, even a short one.
 
         This is done in the first iterations of an outermost loop, until the time allowed for capturing is used up.
         """
@@ -198,7 +204,7 @@ class Recorder(Session):
 
     @unobserved
     def _capture_after_loop(self, entry: LoopEntry, frame: FrameType | None) -> None:
-        """Capture the variables of a loop that has ended, if it runs in another function than the loop around it."""
+        """Capture the variables of the loop `entry`, which has ended, if the loop around it is in another function."""
         assert self.assigned is not None
         self.assigned.loop_ended(entry)
         if (
@@ -212,7 +218,7 @@ class Recorder(Session):
         outer_loop = self.stack[-1]
         outer_loop.history.nests = True
         if frame is None or id(frame) != entry.frame or outer_loop.frame == entry.frame:
-            return  # the loop around this one is in the same function, and captures the variables
+            return  # the loop around `entry` is in the same function: its boundary captures these variables
         if entry.history.nests or entry.now < 0:
             return
         try:
@@ -222,18 +228,18 @@ class Recorder(Session):
 
     @unobserved
     def boundary(self, entry: LoopEntry, index: int, frame: FrameType) -> int:
-        """Consider a checkpoint before iteration `index`."""
+        """Save a checkpoint before iteration `index` of the loop `entry` if the policy decides to; return `index`."""
         nest = self.nest
         if not self.checkpointing or entry.site.loose or self.failed or nest is None:
             return index
         if self.assigned is None or not index or not self._captures_each_iteration(entry):
             self._at_boundary(nest, entry, index, frame)
             return index
-        # this boundary exists only because variables are captured: it counts as time of capturing
+        # the loop has this boundary only because its variables are captured: count its time as capturing
         allowance, counts = self.assigned.allowance, (self.seq, self.walk_seconds)
         began, spent = thread_time(), allowance.spent
         self._at_boundary(nest, entry, index, frame)
-        if (self.seq, self.walk_seconds) == counts:  # no save and no walk took part of the time
+        if (self.seq, self.walk_seconds) == counts:  # the time contains neither a save nor a walk
             allowance.add(began, counted=allowance.spent - spent)
         return index
 
@@ -280,23 +286,23 @@ class Recorder(Session):
         self._waited_before = waited
 
     def _outer_boundary_is_due(self, index: int) -> bool:
-        """Return True if the policy should be asked about a boundary of the outermost loop.
+        """Return True if the policy should be asked about the boundary before iteration `index` of the outermost loop.
 
-        Soon after a refusal the policy is not asked again, so that short iterations cost less.
+        Soon after a refusal the policy is not asked again, so that boundaries of short iterations cost less.
         """
         return not index or self.settings.every or perf_counter() >= self._outer_not_before
 
     def _inner_boundary_is_due(self, entry: LoopEntry) -> bool:
-        """Return True if the policy should be asked about a boundary of an inner loop; the question takes 0.1 ms."""
+        """Return True if the policy should be asked about a boundary of the inner loop `entry`: asking takes 0.1 ms."""
         now = perf_counter()
         since = now - max(entry.started, self.last_saved)
         return since >= INNER_LEAST and now >= self.not_before.get(Edge.START, 0.0)
 
     def leave_program(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
-        """Save a checkpoint and end the process with exit code 85: a signal has asked for it; the run can be resumed.
+        """Save a checkpoint and end the process with exit code 85, because a signal asked the program to stop.
 
-        If the state cannot be saved completely inside an inner loop, the program continues to the next boundary
-        of its outermost loop and ends there in any case: the last complete checkpoint still exists.
+        The run can be resumed. If the state cannot be saved completely inside an inner loop, the program continues to
+        the next boundary of its outermost loop and ends there in any case: the last complete checkpoint still exists.
         """
         nest = self.nest
         assert nest is not None
@@ -321,7 +327,7 @@ class Recorder(Session):
         leave_at_once(self.code)
 
     def _may_walk(self, entry: LoopEntry) -> bool:
-        """Return True if there is time to walk over the program's objects for the checkpoints of a loop."""
+        """Return True if there is time to collect the program's objects, which checkpoints of the loop `entry` need."""
         if self.settings.epsilon <= 0 and not self.settings.every and self.signals is None:
             return False  # no checkpoint will be saved
         now = perf_counter()
@@ -329,12 +335,15 @@ class Recorder(Session):
         return self.walk_seconds <= allowed or now - entry.started > 20 * self.walk_seconds
 
     def on_exhausted(self, entry: LoopEntry, index: int, frame: FrameType) -> bool:
-        """Consider a checkpoint after a loop whose iterator has no more items."""
+        """Save a checkpoint after the loop `entry`, whose iterator has no more items, if the policy decides to.
+
+        Return True: the loop has ended.
+        """
         self.after_loop(entry, index, frame)
         return True
 
     def on_early_exit(self, entry: LoopEntry, frame: FrameType) -> None:
-        """Consider a checkpoint after a loop that was left by `break`."""
+        """Save a checkpoint after the loop `entry`, if it was left by `break` and the policy decides to."""
         if not entry.site.loose and not ended_at_test(entry, frame):
             self._capture_after_iteration(entry, entry.now, frame)
         if position(frame) in entry.site.breaks:
@@ -342,7 +351,7 @@ class Recorder(Session):
 
     @unobserved
     def after_loop(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
-        """Consider a checkpoint after a loop that was exhausted, or left by `break`."""
+        """Save a checkpoint after the loop `entry`, which was exhausted or left by `break`, if the policy decides to."""
         nest = self.nest
         if not self.checkpointing or self.failed or entry.site.loose or nest is None:
             return
@@ -355,9 +364,13 @@ class Recorder(Session):
             self.fail(exc)
 
     def consider(self, entry: LoopEntry, index: int, edge: Edge, frame: FrameType) -> None:
-        """Save a checkpoint if the policy decides to, and if the writer can take one."""
+        """Save a checkpoint of the loop `entry` if the policy decides to and the writer can take one.
+
+        It is before iteration `index`, or, if `edge` is the end, after the loop.
+        """
         depth = len(self.stack) - 1
-        ends = edge is Edge.END and depth == 1  # a replay can skip to the end of an inner loop
+        # with a checkpoint at the end of an inner loop, a replay can skip the loop
+        ends = edge is Edge.END and depth == 1
         begun = perf_counter()
         since = begun - (entry.started if edge is Edge.END else max(entry.started, self.last_saved))
         decision = self.overhead.decide(entry.site.id + edge, since, depth * (not ends), ends=ends)
@@ -380,9 +393,9 @@ class Recorder(Session):
         self.overhead.add_wait(perf_counter() - begun)
 
     def _is_affordable_end(self, entry: LoopEntry, edge: Edge) -> bool:
-        """Return True if the end of an outermost loop is saved although the policy refused.
+        """Return True if the end of the outermost loop `entry` should be saved although the policy refused.
 
-        A replay then has a state to compare with. The time for such checkpoints is limited.
+        A replay compares its own state with this checkpoint. The time for checkpoints against the policy is limited.
         """
         nest = self.nest
         if edge is not Edge.END or nest is None or nest.entry is not entry:
@@ -392,9 +405,9 @@ class Recorder(Session):
     def save(
         self, entry: LoopEntry, index: int, edge: Edge, frame: FrameType, *, wait: bool = False
     ) -> bool:
-        """Capture the state and submit it to the writer; return True if the writer accepted it.
+        """Capture the state before iteration `index`, or after the loop if `edge` is its end, and submit it.
 
-        With `wait`, return True only if the captured state is also complete.
+        Return True if the writer accepted the state, and with `wait` only if no part of the state is missing.
         """
         nest = self.nest
         assert nest is not None
@@ -438,7 +451,8 @@ class Recorder(Session):
             missing=tuple(captured.missing),
         )
         hints = CopyHints(
-            recapture=edge is Edge.END and len(path) > 1,  # at the next boundary of the loop around
+            # after an inner loop, the next boundary of the outer loop captures nearly the same state
+            recapture=edge is Edge.END and len(path) > 1,
             likely_unchanged=captured.likely_unchanged,
             free_core=self.overhead.crowded < _CROWDED,
         )
@@ -455,7 +469,10 @@ class Recorder(Session):
         return Point((*self.cell_steps(), *steps))
 
     def log(self, items: Mapping[str, Any], place: bytes = b"") -> None:
-        """Append values at the current point; after the call, even a kill does not lose them."""
+        """Append `items` (name -> value) to the records at the current point; `place` is the source line, encoded.
+
+        After the call, even a kill does not lose the values.
+        """
         try:
             if self.finished:
                 return
@@ -478,7 +495,7 @@ class Recorder(Session):
             self.fail(exc)
 
     def on_fork(self) -> None:
-        """In a forked child, watch no loops and save no checkpoints; records still go to the run."""
+        """Stop watching loops and saving checkpoints in a forked child process; its records still go to the run."""
         self.watching = False
         self.checkpointing = 0
         self.stack = []
@@ -486,7 +503,7 @@ class Recorder(Session):
         self.printing.remove()
 
     def stop_recording(self) -> None:
-        """Stop recording: the program is about to remove the store."""
+        """Stop recording, because the program is about to remove the store."""
         self.writer.close()
         self.records.close()
         if self.captured is not None:
@@ -496,9 +513,12 @@ class Recorder(Session):
         self.fail(UsageError("the program removes the store itself", slug="store-removed"))
 
     def fail(self, exc: BaseException) -> None:
-        """Warn once that recording has failed; the program continues unrecorded."""
+        """Warn once that recording has failed with `exc`; the program continues unrecorded.
+
+        If a signal handler of the program raised `exc`, raise it again.
+        """
         if _raised_by_handler(exc):
-            raise exc  # not a failure of Rearview: the program's handler ran during its code
+            raise exc  # not a failure of Rearview: the program's handler ran while Rearview's code was running
         if not self.failed and not self.store_is_gone():
             self.failed = True
             if os.environ.get("REARVIEW_DEBUG"):
@@ -517,12 +537,12 @@ class Recorder(Session):
             self.script_cells = ScriptCells(self, folder, texts, self.fail)
 
     def on_cell(self, number: int) -> None:
-        """Record the lineage of the cell that has ended."""
+        """Record the lineage of the cell that has ended: the script begins cell `number`."""
         if self.script_cells is not None and self.pid == os.getpid():
             self.script_cells.enter(number)
 
     def note_failure(self, exc: BaseException) -> None:
-        """Remember where an exception ended the program, and what the user can do about it."""
+        """Remember where the exception `exc` ended the program, and advice to the user about it."""
         super().note_failure(exc)
         if isinstance(exc, NameError) and exc.name == "rearview":
             self.hint = "add `import rearview` at the top of the script, then run it again"
@@ -534,7 +554,10 @@ class Recorder(Session):
             )
 
     def store_is_gone(self) -> bool:
-        """Return True if the store was removed during the run; then print a message once and stop recording."""
+        """Return True if the store was removed during the run; the first such call prints a message.
+
+        Recording then stops.
+        """
         if self.joins or self.runs.is_stored(self.run):
             return False
         if not self.failed:
@@ -547,12 +570,12 @@ class Recorder(Session):
         return True
 
     def warn_of_save(self, message: str) -> None:
-        """Warn about a checkpoint that was not saved."""
+        """Show `message`, about a checkpoint that was not saved, as a warning, unless the store was removed."""
         if not self.store_is_gone():
             warnings.warn(printable(message), RuntimeWarning, stacklevel=2)
 
     def finish(self, code: int | None) -> None:
-        """Complete what is still being written, then publish how the run ended."""
+        """Complete pending writes, then store how the run ended; `code` is the exit code, None if it is in `self.code`."""
         if self.finished or self.pid != os.getpid():
             return
         self.finished = True
@@ -596,7 +619,7 @@ class Recorder(Session):
                 close()
 
     def _print_closing_lines(self, summary: RunEnd, code: int) -> None:
-        """Print a few lines about the run for the user at the terminal."""
+        """Print the lines about the run for the user, if the setting allows it; `code` is the exit code."""
         run = self.runs.get(self.run)
         lines = closing_lines(
             *(self.run, summary, self.logged, len(run.args), self.runs.folder(self.run)),
@@ -606,7 +629,7 @@ class Recorder(Session):
         print_closing_lines(self.settings.closing_lines, lines)
 
     def _captured_facts(self) -> dict[str, Any]:
-        """Return which names were captured, and how long capturing variables took."""
+        """Return the names of captured values and the seconds that capturing took; empty if nothing was captured."""
         if self.captured is None:
             return {}
         facts = self.captured.facts()
@@ -616,32 +639,32 @@ class Recorder(Session):
         return facts
 
     def _end_capture(self) -> None:
-        """Write captured values that were held back, and close their files."""
+        """Write captured values that are still in memory, and close the files with captured values."""
         if self.assigned is not None:
             self.assigned.finish()
         if self.captured is not None:
             self.captured.close()
 
     def _push_end(self) -> None:
-        """Push the end of the run to the remote; print a message if that fails."""
+        """Push the rest of the run to its remote; print a message if the push fails."""
         if self.remote_copy is None or self.joins:
             return
         try:
             self.remote_copy.finish()
         except Exception as exc:
             if self.code == EXIT_PAUSED:
-                self.code = 1  # the run cannot be resumed on another machine
+                self.code = 1  # not `EXIT_PAUSED`: the run cannot be resumed on another machine
             sys.stderr.write(
                 f"rearview: saved, but not pushed to the remote: {printable(str(exc))}\n"
             )
 
     def _created_files(self) -> frozenset[str]:
-        """Return the files that the run created, including files that C code wrote."""
+        """Return the paths of the files that the run created, including files that C code wrote."""
         traces = self.outputs.traces if self.outputs is not None else None
         return frozenset(traces.created_paths() if traces is not None else ())
 
     def summary(self, code: int) -> RunEnd:
-        """Return the measurements of the run that has ended with `code`, for planning and `rearview show`."""
+        """Return the measurements of the run, which has ended with exit code `code`, for plans and `rearview show`."""
         files = {
             str(file) for _, module in self.modules if (file := getattr(module, "__file__", None))
         }

@@ -1,8 +1,11 @@
 """Find, restore and compare the checkpoints of a run that is executed again.
 
-A replay or a resumed run looks up checkpoints by the loop path. `KnownMemory` remembers
-which stored object a memory block equals, so that the object is not read or hashed again: for example, a data set
-in memory is equal in all checkpoints of a run.
+A replay or a resumed run looks up checkpoints by loop path (`CheckpointIndex`). `KnownMemory` remembers which stored
+object a memory block equals, so that the object is not read or hashed again: for example, a data set in memory is
+equal in all checkpoints of a run.
+
+Roots are the global and local variables from which the objects of the state are reached. Anchors are the objects
+that existed when the outermost loop was entered; a saved state refers to them by number.
 """
 
 from __future__ import annotations
@@ -35,12 +38,12 @@ from rearview.store.checkpoints.objects import as_bytes, digest
 
 
 class KnownFrom(Enum):
-    """How Rearview learned that memory equals an object."""
+    """The way in which Rearview learned that a memory block equals a stored object."""
 
     READ = "read"
-    """The object was read from the store into the memory."""
+    """The object was read from the store into the block."""
     HASHED = "hashed"
-    """The hash of the memory equals the hash of the object."""
+    """The hash of the block equals the hash of the object."""
 
 
 @dataclass(slots=True)
@@ -53,13 +56,13 @@ class _KnownBlock:
 
 @dataclass(slots=True)
 class KnownMemory:
-    """Remembers which memory of this process equals stored objects, until the memory is written."""
+    """Remembers which memory blocks of this process equal stored objects, until the program writes to the blocks."""
 
     pages: Pages = field(default_factory=Pages)
     blocks: dict[int, _KnownBlock] = field(default_factory=dict)
 
     def holds(self, view: memoryview, oid: str) -> bool:
-        """Return True if `view` is known to hold the object `oid`."""
+        """Return True if the memory `view` is known to equal the object `oid`; False if it differs or is not known."""
         if len(view) < TRACK_FROM or not self.blocks:
             return False
         block = self.blocks.get(address_of(view))
@@ -68,11 +71,11 @@ class KnownMemory:
         return self.pages.unwritten(block.watch, view)
 
     def remember(self, view: memoryview, oid: str, how: KnownFrom) -> None:
-        """Remember that `view` now holds the object `oid`; `how` says how Rearview knows.
+        """Remember that the memory `view` now equals the object `oid`; `how` says how Rearview learned it.
 
-        The pages are watched only after the object was read twice, or hashed twice: most memory
-        changes between two checkpoints, and watching costs more than reading. A hash after a read does not count
-        as the second time, because every restored state is compared soon after the restore.
+        The memory pages are watched for writes only after the same object was read twice, or hashed twice: most
+        memory changes between two checkpoints, and watching costs more than reading. A hash after a read does not
+        count as the second time, because every restored state is compared soon after the restore.
         """
         if len(view) < TRACK_FROM or not self.pages.available:
             return
@@ -92,9 +95,9 @@ Key = tuple[Edge, tuple[LoopStep, ...]]
 
 
 def key_of(edge: Edge, path: Sequence[LoopStep]) -> Key:
-    """Return the key of a checkpoint: its edge, and its loop path of (loop, ordinal, index).
+    """Return the key of a checkpoint in `CheckpointIndex`: `edge` and the steps of `path`, from the outermost loop in.
 
-    At the end of a loop the last index does not matter and is replaced by -1.
+    For a checkpoint at the end of a loop (`Edge.END`), -1 replaces the last iteration, which does not matter then.
     """
     if edge is Edge.END:
         path = [*path[:-1], path[-1]._replace(iteration=-1)]
@@ -103,32 +106,32 @@ def key_of(edge: Edge, path: Sequence[LoopStep]) -> Key:
 
 @dataclass
 class CheckpointIndex:
-    """The checkpoints of one run, for a session that executes it again."""
+    """Index of the checkpoints of one run, for a session that executes the run again."""
 
     session: Session
     store: Checkpoints
     complete: dict[Key, Checkpoint] = field(default_factory=dict)
     partial: dict[Key, Checkpoint] = field(default_factory=dict)
-    """Checkpoints with missing parts, which serve only for comparison."""
+    """Key -> checkpoint of which parts are missing: it is compared with the live state but never restored."""
     starts: dict[tuple[Any, ...], list[int]] = field(default_factory=dict)
-    """By loop path without the last index: iterations at which the loop can be entered, sorted."""
+    """Loop path without the last iteration -> sorted iterations of the loop that have a complete checkpoint."""
     restored: int = 0
-    """Number of checkpoints that were restored."""
+    """Number of checkpoints that this session has restored."""
     seconds: float = 0.0
-    """Seconds spent restoring."""
+    """Seconds that this session spent on restoring checkpoints."""
     pending: Checkpoint | None = None
-    """The checkpoint to which `advance` brings a loop; None if none is chosen."""
+    """Checkpoint that the next call of `advance` restores; None if no checkpoint is chosen."""
     known_memory: KnownMemory = field(default_factory=KnownMemory)
     _last_roots: tuple[str, dict[str, list[str]]] = field(default=("", {}))
-    """The oid of the part with the roots in the last loaded checkpoint, and the decoded roots."""
+    """Oid of the object with the recorded roots in the last loaded checkpoint, and these roots, decoded."""
 
     @classmethod
     def of(
         cls, session: Session, store: Checkpoints, run: str, depth: int | None = None
     ) -> CheckpointIndex:
-        """Return the index of the checkpoints of `run`; partial ones serve only for comparison.
+        """Return the index of the checkpoints of `run` in `store`.
 
-        With `depth`, only checkpoints inside at most that many loops are used.
+        With `depth`, the index has only checkpoints that are inside at most `depth` loops.
         """
         index = cls(session, store)
         for checkpoint in store.of(run):
@@ -144,9 +147,10 @@ class CheckpointIndex:
         return index
 
     def walk_recorded_anchors(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
-        """Walk the anchors of the outermost loop if the recording walked them before iteration `index`.
+        """Collect the anchors of the outermost loop `entry` if the recording collected them before iteration `index`.
 
-        Raise if the live objects differ from the recorded anchors.
+        Anchors are the objects that exist at this moment; checkpoints of the loop refer to them by number. Raise an
+        error if the live objects differ from the recorded anchors.
         """
         nest = self.session.nest
         if nest is None or nest.entry is not entry or nest.anchors is not None:
@@ -177,7 +181,10 @@ class CheckpointIndex:
                     yield key, checkpoint
 
     def at(self, edge: Edge, path: Sequence[LoopStep]) -> Checkpoint | None:
-        """Return the complete checkpoint at a boundary, or None if there is none or the anchors were not walked yet."""
+        """Return the complete checkpoint at the boundary given by `edge` (start of an iteration or end) and `path`.
+
+        Return None if there is none, or if the anchors are not collected yet, so that it cannot be restored.
+        """
         checkpoint = self.complete.get(key_of(edge, path))
         nest = self.session.nest
         if checkpoint is None or nest is None or nest.anchors is None:
@@ -185,9 +192,10 @@ class CheckpointIndex:
         return checkpoint
 
     def to_compare(self, edge: Edge, path: Sequence[LoopStep]) -> Checkpoint | None:
-        """Return the checkpoint to compare the state with at a boundary, or None if there is none.
+        """Return the checkpoint with which to compare the live state at the boundary given by `edge` and `path`.
 
-        A partial checkpoint is returned only if there is no complete one.
+        A checkpoint with missing parts is returned only if there is no complete one. Return None if there is neither,
+        or if the anchors are not collected yet.
         """
         nest = self.session.nest
         if nest is None or nest.anchors is None:
@@ -195,9 +203,10 @@ class CheckpointIndex:
         return self.at(edge, path) or self.partial.get(key_of(edge, path))
 
     def nearest(self, path: Sequence[LoopStep], goal: int) -> Checkpoint | None:
-        """Return the last checkpoint after the current iteration, up to iteration `goal`, or None if there is none.
+        """Return the last complete checkpoint of a loop after its current iteration, or None if there is none.
 
-        Loop and iteration are the last in `path`.
+        The last step of `path` names the loop and its current iteration. Checkpoints after iteration `goal` are
+        ignored.
         """
         _, steps = key_of(Edge.START, path)
         *outer, (site, ordinal, index) = steps
@@ -208,7 +217,7 @@ class CheckpointIndex:
         return self.at(Edge.START, [*outer, LoopStep(site, ordinal, starts[position])])
 
     def has_more(self, path: Sequence[LoopStep], reach: int) -> bool:
-        """Return True if a checkpoint follows after `path`, up to iteration `reach` of the last loop in it."""
+        """Return True if the last loop of `path` has a later checkpoint, at or before its iteration `reach`."""
         _, steps = key_of(Edge.START, path)
         for key, checkpoint in (*self.complete.items(), *self.partial.items()):
             last = checkpoint.meta.path[-1].iteration
@@ -218,14 +227,17 @@ class CheckpointIndex:
         return False
 
     def advance(self, source: Iterator[Any], count: int, frame: FrameType) -> None:
-        """Draw `count` items from the loop's iterator `source` and drop them, then restore the pending checkpoint."""
+        """Draw `count` items from the loop's iterator `source` and drop them, then restore the checkpoint `pending`."""
         deque(draw_items(source, count), maxlen=0)
         assert self.pending is not None
         self.restore(self.pending, frame)
         self.pending = None
 
     def restore(self, checkpoint: Checkpoint, frame: FrameType) -> None:
-        """Restore the state of `checkpoint` into the program, in place."""
+        """Restore the state of `checkpoint` into the program's objects, variables and output files.
+
+        `frame` is the frame in which the innermost loop runs.
+        """
         begun = perf_counter()
         nest = self.session.nest
         assert nest is not None
@@ -264,14 +276,18 @@ class CheckpointIndex:
         self.seconds += perf_counter() - begun
 
     def _recorded_roots(self, loaded: LoadedCheckpoint) -> dict[str, list[str]]:
-        """Return the recorded roots of a checkpoint; equal roots of several checkpoints are decoded once."""
+        """Return the roots that the checkpoint `loaded` has recorded.
+
+        `names` are the names of all roots, `frames` the functions to which local variables belong. If successive
+        checkpoints have equal roots, they are decoded once.
+        """
         oid = loaded.checkpoint.parts["roots"].oid
         if oid != self._last_roots[0]:
             self._last_roots = (oid, msgspec.json.decode(loaded["roots"]))
         return self._last_roots[1]
 
     def difference(self, checkpoint: Checkpoint, frame: FrameType) -> Difference | None:
-        """Return the first difference between the live state and `checkpoint`, or None if they are equal."""
+        """Return the first difference between the live state in `frame` and `checkpoint`, or None if they are equal."""
         nest = self.session.nest
         assert nest is not None
         assert nest.anchors is not None
@@ -282,7 +298,7 @@ class CheckpointIndex:
         captured = capture(nest.anchors, matching)
 
         def equal_buffers(key: str, current_key: str) -> bool:
-            # the stored object need not be read: its oid is the hash of its bytes
+            # compare hashes, without reading the stored object: its oid is the hash of its bytes
             view, oid = as_bytes(captured.buffers[current_key]), checkpoint.parts[key].oid
             if self.known_memory.holds(view, oid):
                 return True
@@ -307,7 +323,7 @@ def _without_index(steps: tuple[tuple[str, int, int], ...]) -> tuple[Any, ...]:
 
 
 def _root_in_words(root: str) -> str:
-    """Return the name of a root in words for the user.
+    """Return the name of a root as a message to the user shows it.
 
     >>> _root_in_words("local:0:main:model"), _root_in_words("global:__main__:lr")
     ('model in main', 'lr in __main__')

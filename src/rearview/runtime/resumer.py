@@ -1,8 +1,8 @@
-"""Resume a run that stopped: set up again, jump to its last checkpoint, record from there.
+"""Resume a run that stopped: run the code before its loops again, jump to its last checkpoint, record from there.
 
 If a checkpoint turns out to be unusable, the process is started again (`Restart`) and resumes from
-a checkpoint less deep in the loops, or from the start. This may only show later, while the program runs:
-for example, when a gradient flows through the boundary.
+a checkpoint inside fewer loops, or from the start. An unusable checkpoint may be noticed only later, while the
+program runs: for example, when a gradient flows through the boundary of the checkpoint.
 
 A run can be resumed with an edited source (`SourceChange`) if no changed line runs before the
 checkpoint is reached: the state in the checkpoint was computed without the change.
@@ -41,7 +41,7 @@ def _open_files() -> set[int]:
 
 @dataclass(frozen=True)
 class Restart:
-    """How this process was started, so that it can be started again."""
+    """Starts this process again, with the command, environment and folder with which it was started."""
 
     control: Control
     environment: dict[str, str] = field(default_factory=os.environ.copy)
@@ -49,7 +49,7 @@ class Restart:
     files: set[int] = field(default_factory=_open_files)
 
     def __call__(self, checkpoint: Checkpoint, why: RearviewError) -> None:
-        """Start again from a checkpoint less deep in the loops than `checkpoint`; does not return."""
+        """Start the process again, to resume from a checkpoint inside fewer loops than `checkpoint`; does not return."""
         depth = len(checkpoint.meta.path) - 1
         next_step = "resuming from an earlier one" if depth else "starting over"
         sys.stderr.write(
@@ -59,9 +59,9 @@ class Restart:
         self._begin(msgspec.structs.replace(self.control, depth=depth))
 
     def afresh(self, why: RearviewError) -> None:
-        """Start again without the files that the run created; does not return.
+        """Start the process again without the files that the run created; does not return.
 
-        With these files, a program that downloads its data only if they are absent would set up differently.
+        With these files, a program that downloads its data only if files are absent would run different code.
         """
         sys.stderr.write(
             "rearview: the set-up differs because files exist that the run created; "
@@ -71,7 +71,10 @@ class Restart:
         self._begin(msgspec.structs.replace(self.control, afresh=True))
 
     def repeat_loops(self, why: RearviewError) -> None:
-        """Start again, and run the loops before the checkpoint instead of skipping them; does not return."""
+        """Start the process again, and let it run the loops before the checkpoint instead of skipping them.
+
+        Does not return.
+        """
         sys.stderr.write(
             "rearview: the state that was saved after an earlier loop does not lead to the checkpoint; "
             f"running the earlier loops again ({why})\n"
@@ -83,14 +86,14 @@ class Restart:
         """Replace this process by a new one that is started with `control`."""
         end_children()
         if control.kernel is not None:
-            # the front end of the kernel waits for an answer of this process: restart it as well
+            # the notebook client waits for this process: after its death, it reads `AGAIN` and starts the new one
             Path(control.kernel).with_name(AGAIN).write_bytes(msgspec.json.encode(control))
             os.kill(os.getpid(), signal.SIGKILL)
         for number in _open_files() - self.files:
             try:
                 os.set_inheritable(number, False)
             except OSError:
-                continue  # the descriptor with which `_open_files` has read the folder
+                continue  # `_open_files` itself had this descriptor open, to list the folder
         signal.pthread_sigmask(signal.SIG_BLOCK, self.control.signals)
         encoded = msgspec.json.encode(control).decode()
         os.chdir(self.folder)
@@ -101,33 +104,33 @@ class Restart:
 
 @dataclass
 class SourceChange:
-    """Refuses an edited source if a changed line runs before the program reaches the checkpoint."""
+    """Ends the process if a changed line of an edited source runs before the program reaches the checkpoint."""
 
     edit: EditBeforeResume
     root: str
     point: str
     """Point of the checkpoint, as text."""
     leave: Callable[[str], NoReturn]
-    """Ends the process and prints the reason that it gets."""
+    """Function that prints the reason, its argument, and ends the process."""
     _files: dict[str, str] = field(default_factory=dict)
     _stopped: bool = False
 
     def start(self) -> None:
-        """Watch the lines that the program runs, until `stop` is called."""
+        """Watch which lines the program runs, until `stop` is called."""
         sys.settrace(self._call)
 
     def stop(self) -> None:
-        """Stop watching: the checkpoint is reached."""
-        self._stopped = True  # `unobserved` sets this trace function again after the boundary
+        """Stop watching which lines run: the checkpoint is reached."""
+        self._stopped = True  # `unobserved` sets the trace function again after the boundary
         sys.settrace(None)
 
     def skipped(self, loop: str) -> None:
-        """Refuse if a skipped loop, which ended before the checkpoint, would have run a changed line."""
+        """End the process if a changed line is in the loop with the id `loop`, which is skipped before the checkpoint."""
         for path, line in self.edit.changed_lines_in(loop):
             self._refuse(path, line)
 
     def failed(self, exc: RearviewError) -> NoReturn:
-        """Refuse because the saved state does not fit the edited program."""
+        """End the process: `exc` says that the saved state does not fit the edited program."""
         self.leave(f"the state saved at {self.point} does not fit the edited source: {exc}")
 
     def _call(self, frame: FrameType, event: str, _arg: Any) -> Any:
@@ -157,7 +160,7 @@ class SourceChange:
 
 
 def last_usable(checkpoints: list[Checkpoint]) -> Checkpoint | None:
-    """Return the newest complete checkpoint, or None if there is none.
+    """Return the newest complete one of `checkpoints`, or None if there is none.
 
     Any checkpoint can be reached: each loop around it is entered at the nearest checkpoint of that loop, and
     the iterations in between run again, except inner loops whose end was saved.
@@ -171,32 +174,38 @@ class Resumer(Recorder):
     """A recorder that first brings the program to the checkpoint where the run stopped, and records from there."""
 
     target: Checkpoint | None = None
-    """The checkpoint to resume from; None once it is reached."""
+    """The checkpoint from which to resume; None if there is none, or once it is reached."""
     checkpoint_index: CheckpointIndex = field(init=False)
     restart: Callable[[Checkpoint, RearviewError], None] | None = None
-    """Starts the process again, to resume from an earlier checkpoint; None with an edited source."""
+    """Function that starts the process again, to resume from an earlier checkpoint; None with an edited source."""
     source_change: SourceChange | None = None
     """Watches for changed lines until the checkpoint is reached; None if the source is not edited."""
     continues: str = ""
     """The version of the edited source; empty if the source is not edited."""
     afresh: Callable[[RearviewError], None] | None = None
-    """Starts again without the files that the run created; None if this was done before, or if there are none."""
+    """Function that starts the process again without the files that the run created.
+
+    None if this was done before, or if the run created no files.
+    """
     repeat_loops: Callable[[RearviewError], None] | None = None
-    """Starts again and runs all loops before the checkpoint; None if this was done before."""
+    """Function that starts the process again, to run all loops before the checkpoint; None if this was done before."""
     origin: Checkpoint | None = None
-    """The checkpoint that the run was resumed from, once it is reached."""
+    """The checkpoint from which the run was resumed, once it is reached; until then None."""
 
     def begin_cells(self, texts: Sequence[str]) -> None:
-        """Record no lineage: loops of cells before the checkpoint are skipped, so the cost of cells is unknown."""
+        """Do not record the lineage of cells: loops before the checkpoint are skipped, so the cost of cells is unknown."""
 
     @property
     def pending(self) -> bool:
-        """Whether the checkpoint is not reached yet: values logged until then are recorded already."""
+        """Whether the checkpoint `target` is not reached yet: values logged until then are recorded already."""
         return self.target is not None
 
     @unobserved
     def boundary(self, entry: LoopEntry, index: int, frame: FrameType) -> int | None:  # type: ignore[override]
-        """Skip or jump towards the checkpoint to resume from; once it is reached, act as a recorder."""
+        """Return the iteration with which the loop `entry` continues, or None to skip the rest of the loop.
+
+        Until the checkpoint `target` is reached, skip iterations and loops before it; then record like `Recorder`.
+        """
         if self.target is None:
             return super().boundary(entry, index, frame)
         if entry.site.loose or self.nest is None:
@@ -243,7 +252,10 @@ class Resumer(Recorder):
     def advance(
         self, entry: LoopEntry, source: Iterator[Any], index: int, target: int, frame: FrameType
     ) -> int:
-        """Bring the loop to its pending checkpoint; if this is the one to resume from, recording begins here."""
+        """Bring the loop `entry` to the checkpoint that `boundary` chose, and return its iteration, `target`.
+
+        If this is the checkpoint from which to resume, recording begins here.
+        """
         assert self.target is not None
         is_target = self.checkpoint_index.pending is self.target
         if is_target:
@@ -272,7 +284,7 @@ class Resumer(Recorder):
         return True
 
     def on_refusal(self, exc: StateError) -> None:
-        """Start again, because a gradient flows through the boundary that the run was resumed from."""
+        """Start the process again: a gradient flows through the boundary from which the run was resumed."""
         self._restart(self.origin or self.target, exc)
 
     def _restart(self, checkpoint: Checkpoint | None, exc: StateError) -> None:
@@ -282,7 +294,7 @@ class Resumer(Recorder):
             self.restart(checkpoint, exc)
 
     def _restore_large_files(self) -> None:
-        """Restore output files that are too large for a checkpoint, before the state is restored."""
+        """Restore output files that are too large for a checkpoint; call this before the state is restored."""
         assert self.target is not None
         if self.outputs is not None:
             self.outputs.restore_large_files(self.target.meta.outputs.get("large", ()))
@@ -303,11 +315,11 @@ class Resumer(Recorder):
         self.overhead.counted_until = self.last_saved = perf_counter()
 
     def after_loop(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
-        """Save the end of a loop only once the checkpoint to resume from is reached."""
+        """Save a checkpoint after the loop `entry` if the policy decides to, but not before `target` is reached."""
         if self.target is None:
             super().after_loop(entry, index, frame)
 
     def log(self, items: Mapping[str, Any], place: bytes = b"") -> None:
-        """Record values only once the checkpoint to resume from is reached: earlier values are recorded already."""
+        """Record `items`, but only once the checkpoint `target` is reached: earlier values are recorded already."""
         if self.target is None:
             super().log(items, place)

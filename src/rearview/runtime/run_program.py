@@ -1,7 +1,7 @@
 """Run the user's script or module as `python` would, with a session around it.
 
-`bootstrap.py` starts this. One environment variable holds the `Control` value, so that the command
-line belongs to the script alone.
+`bootstrap.py` calls `main`. One environment variable holds the `Control` value that says what to run, so that the
+command line belongs to the script alone.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from rearview.runtime.replay.start_replay import SharedStart
 
 THREAD_PREFIX = "rearview-"
-"""Start of the name of every background thread."""
+"""Prefix of the name of each of Rearview's background threads."""
 _INTERRUPTED = 130
 _KILLED = object()
-"""Value returned in place of an exit code for an interrupted program, which Python ends with SIGINT."""
+"""`run` returns this in place of an exit code after a Ctrl-C: Python then ends the process with SIGINT."""
 _LAST = ("last_type", "last_value", "last_traceback", "last_exc")[
     : 4 if sys.version_info >= (3, 12) else 3
 ]
@@ -48,7 +48,7 @@ _HERE = str(Path(__file__).resolve().parent.parent) + os.sep
 
 
 def main(plain: frozenset[str] | None = None) -> None:
-    """Run the program that the control variable describes, then end the process.
+    """Run the program that the environment variable `VARIABLE` describes, then end the process.
 
     `plain` are the names of the modules that Python had loaded before Rearview; None if unknown.
     """
@@ -56,7 +56,7 @@ def main(plain: frozenset[str] | None = None) -> None:
     _remove_lent_variables(control)
     shared = None
     if control.fork_server is not None:
-        import rearview.runtime.replay.setup_process  # noqa: F401 - before files and clock are patched
+        import rearview.runtime.replay.setup_process  # noqa: F401 - must precede the patches of files and clock
         from rearview.runtime.replay.fork_server import run_fork_server
 
         control, shared = run_fork_server(control)
@@ -92,8 +92,8 @@ def main(plain: frozenset[str] | None = None) -> None:
 def _leave(control: Control, code: Any) -> NoReturn:
     """End the process as `sys.exit(code)` does.
 
-    In a replay, this only waits for threads and calls exit handlers, which may contain probes. Python would also
-    clear all modules, which takes half a second for a large library and has no effect on the replay.
+    In a replay, only wait for threads and call exit handlers, which may contain probes. `sys.exit` would also clear
+    all modules, which takes half a second for a large library and has no effect on the replay.
     """
     if control.segment is None:
         sys.exit(code)
@@ -107,7 +107,7 @@ def _leave(control: Control, code: Any) -> NoReturn:
 
 def _remove_lent_variables(control: Control) -> None:
     for name in control.lent:
-        os.environ.pop(name, None)  # the program's child processes must not see them
+        os.environ.pop(name, None)  # child processes of the program must not inherit them
 
 
 def _begin(control: Control, shared: SharedStart | None) -> Any:
@@ -129,9 +129,9 @@ def _begin(control: Control, shared: SharedStart | None) -> Any:
 
 
 def print_refusal(exc: RearviewError) -> None:
-    """Print why nothing is run, and where the documentation explains it."""
+    """Print `exc`, which says why the program is not run, and the page of the documentation about it."""
     text = f"rearview: {printable(str(exc))} (docs/errors.md#{exc.slug})\n"
-    # a notebook kernel has replaced the stream and would forward the text: write to the original
+    # a notebook kernel has replaced `sys.stderr` and would forward the text: write to the original stream
     real: int | None = getattr(sys.stderr, "_original_stdstream_copy", None)
     if real is not None:
         os.write(real, text.encode())
@@ -140,10 +140,10 @@ def print_refusal(exc: RearviewError) -> None:
 
 
 def finish_at_exit(session: Any) -> None:
-    """Finish the session when the process ends in any way, except by a kill."""
+    """Call `session.finish` when the process ends in any way, except by a kill."""
     from rearview.runtime.sandbox.printed_lines import unwatch_streams
 
-    # the next two run after the program's own handlers and after the end of the session
+    # `atexit` calls in reverse order: these two after the program's handlers and after `session.finish`
     atexit.register(unwatch_streams)
     atexit.register(offer_plain_functions)
     atexit.register(lambda: session.finish(None))
@@ -160,10 +160,10 @@ def finish_at_exit(session: Any) -> None:
 
 
 def _warn_of_own_threads_only(name: str) -> None:
-    """Let the function `name` of `os` warn about threads of the program, as Python does, but not about Rearview's.
+    """Let `os.fork` or `os.forkpty` (`name`) warn about threads of the program, but not about Rearview's threads.
 
-    Python's own warning is not shown: it names the line of the call, which is in this file, and Python shows
-    such warnings only for lines of the program's main file.
+    Python's own warning about threads would name the line in this file that calls the original function. Python
+    shows deprecation warnings only for lines of the program's main file, so Python's own warning is not shown.
     """
     real = getattr(os, name)
 
@@ -185,10 +185,9 @@ def _warn_of_own_threads_only(name: str) -> None:
 
 
 def hide_background_threads() -> None:
-    """Leave Rearview's threads out of `threading.enumerate()` and `active_count()`.
+    """Patch `threading.enumerate()` and `threading.active_count()` so that they leave out Rearview's threads.
 
-    Some programs wait until these functions show only the main thread; with Rearview's threads, they would
-    wait for ever.
+    Some programs wait until only the main thread is left; Rearview's threads would make them wait for ever.
     """
     original = threading.enumerate
 
@@ -209,9 +208,9 @@ def run(
     plain: frozenset[str] | None = None,
     program_runner: Callable[..., Any] = run_at_bottom,
 ) -> Any:
-    """Run the user's program; return its exit code, or the value that it passed to `sys.exit`.
+    """Run the user's program; return its exit code, the value that it passed to `sys.exit`, or `_KILLED`.
 
-    `program_runner` is called with the function that runs the program, and its arguments.
+    `program_runner` is called with a function that runs the program, and the arguments of this function.
     """
     try:
         try:
@@ -224,9 +223,9 @@ def run(
     except SystemExit as exc:
         session.code = exit_code(exc)
         session.note_failure(exc)
-        return exc.code  # Python handles any value
+        return exc.code  # any object: Python prints it if it is not a number
     except BaseException as exc:
-        failure = exc  # shown below: within this block, a hook that fails would have it as context
+        failure = exc  # printed below: here, `exc` would become the context of an error in the program's hook
     else:
         session.code = 0
         return 0
@@ -236,7 +235,7 @@ def run(
     if interrupted and session.code == _INTERRUPTED:
         _die_interrupted()
         return _KILLED
-    del failure  # its frames refer to this one: break the cycle
+    del failure  # its traceback refers to this frame: break the reference cycle
     return int(session.code)
 
 
@@ -252,12 +251,12 @@ def _run_notebook(control: Control, session: Any, kernel: Any) -> int:
 
 
 def _die_interrupted() -> None:
-    """Let the interpreter kill itself with SIGINT at its end, as after a plain Ctrl-C.
+    """Let the interpreter kill the process with SIGINT at its end, as Python does after a Ctrl-C.
 
-    Python does this after a KeyboardInterrupt in code that it executes itself, unless
-    `SystemExit` ends the process.
+    Python does this after a KeyboardInterrupt in code that Python itself executes (here `raise KeyboardInterrupt`),
+    unless `SystemExit` ends the process.
     """
-    import ctypes  # only interrupted programs need this
+    import ctypes  # imported here: only interrupted programs need it
 
     hook, last = sys.excepthook, {name: vars(sys)[name] for name in _LAST if name in vars(sys)}
     sys.excepthook = lambda *_: None
@@ -273,7 +272,7 @@ def _print_exit_message(exc: SystemExit) -> int:
 
 
 def exit_code(exc: SystemExit) -> int:
-    """Return the exit code of `exc`.
+    """Return the exit code of a process that `exc` ends.
 
     >>> exit_code(SystemExit(None)), exit_code(SystemExit("bad")), exit_code(SystemExit(3))
     (0, 1, 3)
@@ -286,14 +285,14 @@ def exit_code(exc: SystemExit) -> int:
 def prepare_program(
     control: Control, session: Any, plain: frozenset[str] | None = None
 ) -> tuple[Callable[..., Any], *tuple[Any, ...]]:
-    """Create `__main__`, set `sys.argv` and `sys.path` as `python` does; return the call that runs the program.
+    """Create `__main__`, set `sys.argv` and `sys.path` as `python` does; return how to run the program.
 
-    The call is a function and its arguments.
+    The result is a function and the arguments to call it with.
     """
     from rearview.runtime.sandbox.file_view import PathUse
 
     main_module = sys.modules["__main__"]
-    # Rearview has created a `__main__` that has no file; keep it: libraries may refer to it
+    # keep a `__main__` without a file, which Rearview has created: libraries may refer to it
     module = ModuleType("__main__") if hasattr(main_module, "__file__") else main_module
     for name in ("__file__", "__cached__"):
         vars(module).pop(name, None)
@@ -337,9 +336,9 @@ def prepare_program(
 
 
 def _run_unrecorded(control: Control, session: Any) -> None:
-    """Replace this process by plain Python, which reports a script that cannot be compiled; does not return.
+    """Replace this process by plain Python, which reports that the script cannot be compiled; does not return.
 
-    Python reads a file differently from `compile`, and reports encoding errors differently.
+    The report of `compile` would differ: Python reads a file differently and reports encoding errors differently.
     """
     from rearview.runtime.start_recording import RUN_VARIABLE
 
@@ -359,9 +358,10 @@ def _insert_into_path(folder: str, plain: frozenset[str] | None) -> None:
 
 
 def _unload_shadowed(folder: str, plain: frozenset[str]) -> None:
-    """Unload the modules of Rearview that a file in `folder` shadows, such as `secrets` for a `secrets.py`.
+    """Unload the modules that a file in `folder` shadows, such as `secrets` for a `secrets.py`.
 
-    Rearview keeps its references to these modules; the program imports its own, as under plain Python.
+    Modules in `plain` were loaded before Rearview and stay. Rearview keeps its references to the unloaded modules;
+    the program imports its own files, as under plain Python.
     """
     loaded = {name.partition(".")[0] for name in sys.modules.keys() - plain} - {
         "__main__",
@@ -383,7 +383,7 @@ def _path_in_program(session: Any, file: str) -> str:
 
 
 def _file_of_module(name: str) -> str | None:
-    """Return the file that `python -m name` would run, or None if there is none; import nothing."""
+    """Return the path of the file that `python -m name` would run, or None if there is none; import nothing."""
     path: Sequence[str] | None = None
     spec = None
     prefix = ""
@@ -399,16 +399,16 @@ def _file_of_module(name: str) -> str | None:
 
 
 def print_traceback(exc: BaseException, code: int = 1) -> int:
-    """Print a traceback as plain Python would, with the user's frames only; return the exit code.
+    """Print the traceback of `exc` as plain Python would, without Rearview's frames; return the exit code.
 
-    The program's own `sys.excepthook` may fail, or exit with another code.
+    The exit code is `code`, unless the program's own `sys.excepthook` exits with another one.
     """
     _strip_all(exc)
     exception_info = (type(exc), exc, exc.__traceback__)
     vars(sys).update(zip(_LAST, (*exception_info, exc), strict=False))
     hook = sys.excepthook
     if hook is sys.__excepthook__ and _runs_recorded_text(exc.__traceback__):
-        # this one shows the recorded source; Python's hook would read the work tree
+        # `print_exception` shows the recorded source; Python's hook would read the file in the work tree
         hook = traceback.print_exception
     try:
         hook(*exception_info)
@@ -424,7 +424,7 @@ def print_traceback(exc: BaseException, code: int = 1) -> int:
 
 
 def _runs_recorded_text(trace: TracebackType | None) -> bool:
-    """Return True if a frame runs recorded source instead of a file of the work tree."""
+    """Return True if a frame of `trace` runs recorded source instead of a file of the work tree."""
     while trace is not None:
         entry = linecache.cache.get(trace.tb_frame.f_code.co_filename)
         if entry is not None and len(entry) > 1 and entry[1] is None:
@@ -434,7 +434,7 @@ def _runs_recorded_text(trace: TracebackType | None) -> bool:
 
 
 def _strip_all(exc: BaseException) -> None:
-    """Remove Rearview's frames from the traceback of an exception and of its causes."""
+    """Remove Rearview's frames from the tracebacks of `exc`, of its causes and of exceptions grouped in it."""
     visited_ids: set[int] = set()
     todo: list[BaseException | None] = [exc]
     while todo:
@@ -448,7 +448,7 @@ def _strip_all(exc: BaseException) -> None:
 
 
 def without_own_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without Rearview's frames."""
+    """Return the traceback `trace` without Rearview's frames, or None if no other frame is left."""
     program_entries: Sequence[TracebackType] = []
     while trace is not None:
         if not trace.tb_frame.f_code.co_filename.startswith(_HERE):

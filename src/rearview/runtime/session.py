@@ -1,7 +1,8 @@
-"""Common base of recording and replaying: the stack of running loops, points, and the roots of the state.
+"""Base class of sessions that record or replay: the stack of running loops, points, and the roots of the state.
 
 The roots are the objects from which all other objects of the state are reached: the program's globals and local
-variables, and a few objects of Rearview and of libraries.
+variables, and a few objects of Rearview and of libraries. A loop is watched if its iterations are reported to the
+session.
 """
 
 from __future__ import annotations
@@ -47,13 +48,14 @@ from rearview.store.project import FOLDER, Project
 from rearview.store.records import encode_point, encode_source_line
 
 SHORT_INSIDE = 0.0002
-"""Seconds; a loop inside one other loop is no longer watched after an execution that is shorter."""
+"""A loop inside one other loop that logs nothing is no longer watched after an execution of fewer seconds."""
 SHORT_OUTSIDE = 0.005
-"""Seconds; like `SHORT_INSIDE`, for an outermost loop."""
+"""An outermost loop that logs nothing is no longer watched after an execution of fewer seconds."""
 SHORT_DEEP = 0.02
-"""Seconds; like `SHORT_INSIDE`, for a loop inside two or more loops, which is saved every ten seconds at most."""
+"""A loop inside two or more loops that logs nothing is no longer watched after an execution of fewer seconds. The
+limit is high because checkpoints inside such a loop are at least ten seconds apart."""
 SHORT_ITERATION = 20e-6
-"""Seconds; a loop that logs nothing and has shorter iterations is no longer watched either."""
+"""A loop that logs nothing and whose iterations take fewer seconds on average is no longer watched."""
 
 
 _current: Session | None = None
@@ -65,7 +67,7 @@ def current_session() -> Session | None:
 
 
 def use_session(session: Session | None) -> None:
-    """Make `session` the one that `rearview.log` and the other public functions use."""
+    """Make `session` the session of this process, which `rearview.log` and the other public functions use."""
     global _current  # noqa: PLW0603 - one session per process is the point
     _current = session
 
@@ -95,26 +97,26 @@ class NamedLoop:
 class LoopNest:
     """One execution of an outermost loop, with the loops inside it.
 
-    Its checkpoints share the anchors: the objects that existed when the loop was entered.
+    Checkpoints inside the nest share its anchors: the objects that existed when the outermost loop was entered.
     """
 
     entry: LoopEntry
     anchors: Anchors | None = None
     iteration: int = 0
-    """Iteration of the outermost loop before which the anchors were walked."""
+    """Iteration of the outermost loop before which the anchors were collected."""
     names: tuple[str, ...] = ()
-    """Names of the roots from which the anchors were walked."""
+    """Names of the roots from which the anchors were reached."""
     encoded: bytes = b""
-    """Names and signature of the anchors, encoded as in every checkpoint of the nest."""
+    """Names and signature of the anchors as JSON, which every checkpoint of the nest contains."""
     feeds: list[Any] | None = None
-    """Generators and data loader iterators that the outermost loop draws from; None if not determined yet."""
+    """Generators and data loader iterators from which the outermost loop draws; None if not determined yet."""
     seconds: float = 0.0
-    """Duration of the walk over the anchors."""
+    """Seconds that it took to collect the anchors."""
 
 
 @dataclass
 class Session:
-    """The user's program, observed in this process: common base of Recorder and Replayer."""
+    """Observes the user's program in this process: base class of `Recorder` and `Replayer`."""
 
     project: Project
     run: str
@@ -123,39 +125,39 @@ class Session:
     """Checkpoints are saved if this is above 0: always under `rearview run`, otherwise inside
     `rearview.checkpointing`."""
     declared: dict[str, Any] = field(default_factory=dict)
-    """By name: objects that belong to the state, passed to `rearview.checkpointing` or added by Rearview."""
+    """Name -> object that belongs to the state: passed to `rearview.checkpointing`, or added by Rearview."""
     histories: dict[str, LoopHistory] = field(default_factory=dict)
     stack: list[LoopEntry] = field(default_factory=list)
     nest: LoopNest | None = None
     ordinals: dict[str, int] = field(default_factory=dict)
-    """By loop id: how often each outermost loop was entered so far."""
+    """Id of an outermost loop -> number of its executions so far."""
     arg_values: dict[str, str] = field(default_factory=dict)
-    """Values for `arg` from `rearview run --arg`."""
+    """Name -> text of the hyper-parameters that `rearview run --arg` sets, for `rearview.arg`."""
     compiler: Any = None
     view: FileView | None = None
-    """Translates paths in a replay; None when recording."""
+    """Translates file paths in a replay; None when recording."""
     code: int | None = None
-    """Exit code, once the program has ended."""
+    """Exit code of the program; None until it has ended."""
     unwatched: set[str] = field(default_factory=set)
     """Ids of loops that are no longer watched."""
     watching: bool = True
-    """False in forked children, where loops are not watched."""
+    """Whether loops are watched; False in forked child processes."""
     loose: list[LoopEntry] = field(default_factory=list)
     """Running loops in generators and coroutines, which are suspended and resumed in any order."""
     loop_files: set[str] = field(default_factory=set)
     """Files of libraries whose training loops are watched."""
     stride: float = SLICE
-    """Seconds between boundaries of short iterations."""
+    """Seconds that short iterations may run between two calls of the session."""
     shared: frozenset[str] = frozenset()
     """Files that other programs have written since the run stopped: a restore does not change them."""
     early: EarlyEnd | None = None
-    """How an exception ended the program; None if none has."""
+    """The exception that ended the program, and the loops that it left; None if no exception did."""
     left_early: tuple[tuple[int, tuple[str, int, int]], ...] = ()
-    """The last loop that was left before its end, after the loops around it: frame and step of each."""
+    """(id of the frame, step) of the last loop that was left early and of the loops around it, outermost first."""
     cell: int = 0
     """Number of the cell being executed, from 1 on; 0 if no cell is executed."""
     cells_in_points: bool = True
-    """Whether points begin with the cell, for a script that is divided into cells."""
+    """Whether points of a script that is divided into cells begin with the number of the cell."""
 
     def __post_init__(self) -> None:
         self.thread = threading.get_ident()
@@ -169,11 +171,14 @@ class Session:
         self.modules = Modules(self.belongs)
 
     def belongs(self, file: str) -> bool:
-        """Return True if a file belongs to the project: it is below the root and not in an installed library."""
+        """Return True if the path `file` belongs to the project.
+
+        This is so if it is inside the project folder, and neither in an installed library nor in the store.
+        """
         cached = self._belongs.get(file)
         if cached is None:
             path = resolved(file)
-            inside = file[:1] == os.sep and path.startswith(self.root)  # not "<frozen runpy>"
+            inside = file[:1] == os.sep and path.startswith(self.root)  # excludes "<frozen runpy>"
             installed = "site-packages" in path or any(
                 path.startswith(lib) and not self.root.startswith(lib) for lib in self.libraries
             )
@@ -182,7 +187,7 @@ class Session:
         return cached
 
     def enter_cell(self, number: int) -> None:
-        """Remember that a script begins its cell `number`."""
+        """Remember that the script begins its cell `number`, counted from 1."""
         if threading.get_ident() == self.thread:
             if self.cells_in_points:
                 self.cell = number
@@ -192,27 +197,30 @@ class Session:
         """Record the cells of the script that is about to run, whose source is `texts`; a replay does nothing."""
 
     def on_cell(self, number: int) -> None:
-        """Record the lineage of a cell; a replay does nothing."""
+        """Record the lineage of the cell before cell `number`, which begins; a replay does nothing."""
 
     def adopt(self, file: str) -> None:
-        """Treat code with this file name as part of the project, wherever the file is."""
+        """Treat code with the file name `file` as part of the project, wherever the file is."""
         self._belongs[file] = True
 
     def real(self, path: str, use: PathUse = PathUse.READ) -> str:
-        """Return the real path of a file; in a replay, it differs from the path that the program uses."""
+        """Return the real path of the file that the program knows as `path`; in a replay, the two may differ."""
         return path if self.view is None else str(self.view.real(path, use))
 
     def hook(self, site: str, items: Any, frame: FrameType) -> Any:
-        """Return the iterator that a loop in `frame` runs over; `items` is None for a `while` loop."""
+        """Return the iterator over which the loop with id `site` in `frame` runs; it has the items of `items`.
+
+        For a `while` loop, `items` is None.
+        """
         history = self._watched(site)
         if history is None:
             return repeat(None) if items is None else direct_iterator(items)
-        if is_watched_already(items):  # made by `rearview.loop`
+        if is_watched_already(items):  # `rearview.loop` has made this iterator
             return items
         return self.enter(history, items, frame)
 
     def parts(self, site: str, numbers: Any, frame: FrameType) -> Iterable[Any]:
-        """Return the numbers of a `for … in range(…)` loop in parts; instrumented code iterates over each.
+        """Return `numbers`, the range of a `for … in range(…)` loop, in parts; instrumented code loops over each part.
 
         `numbers` is not a range if the program has bound the name `range` to another object.
         """
@@ -230,11 +238,11 @@ class Session:
         return history
 
     def is_watching(self) -> bool:
-        """Return True if a loop entered now is watched; loops in other threads and forked children are not."""
+        """Return True if a loop that is entered now is watched: not in another thread or a forked child process."""
         return self.watching and threading.get_ident() == self.thread
 
     def log_scalar(self, name: str, value: Any) -> None:
-        """Log a value that was assigned in a loop, if it is a number.
+        """Log `value`, which the program assigned to the variable `name` in a loop, if it is a number.
 
         A NumPy number and a tensor without dimensions count as numbers.
         """
@@ -255,7 +263,7 @@ class Session:
         return history
 
     def enter(self, history: LoopHistory, items: Any, frame: FrameType) -> Iterator[Any]:
-        """Return an iterator over `items` (see `iterate`) that calls this session between iterations."""
+        """Return an iterator over `items` (as in `iterate`) that calls this session between iterations of the loop."""
         if history.site.loose:
             entry = LoopEntry(history, 0, id(frame))
             history.entries += 1
@@ -266,7 +274,7 @@ class Session:
     def _slices(
         self, history: LoopHistory, items: Any, frame: FrameType
     ) -> Generator[Iterable[Any], None, None]:
-        """Enter a loop; return its slices."""
+        """Enter a loop and return a generator of its slices (see `iterate`)."""
         if self.loop_files:
             self._drop_interrupted()
         counts = self.stack[-1].inner_entries() if self.stack else self.ordinals
@@ -277,14 +285,17 @@ class Session:
         return iterate(self, entry, items)
 
     def _drop_interrupted(self) -> None:
-        """Remove library loops whose frame has ended without a call of `leave`, as Ignite's `interrupt` does."""
+        """Remove library loops from the stack whose frame has ended without a call of `leave`.
+
+        This happens when Ignite's `interrupt` ends a loop.
+        """
         while self.stack and self.stack[-1].frame not in set(_frame_ids()):
             last = self.stack.pop()
             if self.nest is not None and self.nest.entry is last:
                 self.nest = None
 
     def push(self, entry: LoopEntry) -> None:
-        """Put a loop on the stack: its first iteration is about to begin."""
+        """Put the loop `entry` on the stack: its first iteration is about to begin."""
         if entry.site.loose:
             self.loose.append(entry)
             return
@@ -294,7 +305,7 @@ class Session:
         self.stack.append(entry)
 
     def leave(self, entry: LoopEntry, frame: FrameType | None, *, ended: bool) -> None:
-        """Take a loop off the stack, after its last item or (if not `ended`) after an early exit."""
+        """Take the loop `entry` off the stack; `ended` is False if it was left early, as by `break` or an exception."""
         if entry.site.loose:
             self.loose = [loop for loop in self.loose if loop is not entry]
             self.add_to_history(entry)
@@ -316,11 +327,11 @@ class Session:
     def _note_left_early(self, entry: LoopEntry) -> None:
         outer_loops = takewhile(lambda loop: loop is not entry, self.stack)
         path = tuple([(loop.frame, _step(loop)) for loop in (*outer_loops, entry)])
-        if self.left_early[: len(path)] != path:  # if equal, a loop inside this one was left too
+        if self.left_early[: len(path)] != path:  # if equal, it already names a loop inside `entry`
             self.left_early = path
 
     def add_to_history(self, entry: LoopEntry) -> None:
-        """Add an execution of a loop to the loop's history; stop watching a short loop that logs nothing."""
+        """Add the execution `entry` of a loop to the loop's history; stop watching a short loop that logs nothing."""
         history = entry.history
         seconds = perf_counter() - entry.started
         count = max(entry.now + 1, 0)
@@ -335,7 +346,7 @@ class Session:
                 self.unwatched.add(history.site.id)
 
     def slice(self, entry: LoopEntry, size: int) -> int:
-        """Return how many iterations may pass unobserved, at most `size`."""
+        """Return how many iterations of the loop `entry` may run before the next boundary, at most `size`."""
         if entry.site.loose:
             return 1
         if (entry.history.logs or entry.site.may_log) and entry.sequence is None:
@@ -343,17 +354,17 @@ class Session:
         return size
 
     def point(self) -> Point:
-        """Return the current point; outside the main thread, the point of the whole run."""
+        """Return the current point; in other threads than the program's first, the empty point (the whole run)."""
         if threading.get_ident() != self.thread:
             return Point()
         return Point((*self.cell_steps(), *(entry.step() for entry in self.running())))
 
     def cell_steps(self) -> tuple[Step, ...]:
-        """Return the step of the cell being executed, which comes first in a point; empty if there is no cell."""
+        """Return the step of the cell that is running, with which points begin, or an empty tuple if there is none."""
         return (Step(CELL, self.cell - 1, self.cell),) if self.cell else ()
 
     def loops_and_indices(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
-        """Return the current point as the names of its loops and their iterations."""
+        """Return the current point as (names of its loops, indices of their iterations), outermost first."""
         if self.loose or self.cell or threading.get_ident() != self.thread:
             point = self.point()
             return point.loops, point.indices
@@ -371,11 +382,15 @@ class Session:
         loose = [entry for entry in self.loose if entry.frame in depth]
         if not loose:
             return self.stack
-        # sorted by frame: a generator may have been started outside the loops in which it runs now
+        # sort by depth of the frames: a generator may have been started outside the loops in which it runs now
         return sorted([*self.stack, *loose], key=lambda e: depth.get(e.frame, -len(frames)))
 
     def path(self, entry: LoopEntry, index: int) -> tuple[LoopStep, ...]:
-        """Return the loop path of a checkpoint: (loop, ordinal, index) of each loop from the outermost to `entry`."""
+        """Return the loop path of a checkpoint before iteration `index` of the loop `entry`.
+
+        It has, for each loop from the outermost to `entry`: id, number of earlier executions in the same iteration of
+        the loop around it, and iteration.
+        """
         steps: list[LoopStep] = []
         for loop in self.stack:
             if loop is entry:
@@ -384,7 +399,7 @@ class Session:
         return (*steps, LoopStep(entry.site.id, entry.ordinal, index))
 
     def roots(self, frame: FrameType) -> tuple[dict[str, Any], list[FrameType]]:
-        """Return the roots of the state by name, and the frames of the program's functions."""
+        """Return name -> root of the state, and the frames of the program's functions from the outermost to `frame`."""
         frames = project_frames(frame, self.belongs, self.loop_files)
         clear_library_references(frames, self.loop_files)
         named_roots = roots(frames, self.modules)
@@ -395,7 +410,10 @@ class Session:
         return named_roots, frames
 
     def _sources(self, nest: LoopNest) -> dict[str, Any]:
-        """Return the generators and data loader iterators of the outermost loop by root name: they belong to the state."""
+        """Return name of the root -> generator or data loader iterator from which the outermost loop draws.
+
+        These belong to the state.
+        """
         if nest.feeds is None:
             nest.feeds = sources_of(nest.entry.source, self.is_project_module)
         return {f"loop:{n}:{nest.entry.site.id}": source for n, source in enumerate(nest.feeds)}
@@ -407,7 +425,11 @@ class Session:
         roots: Mapping[str, Any],
         signature: Sequence[str] | None = None,
     ) -> Anchors:
-        """Walk the objects that exist now and return them as the anchors of later checkpoints of this nest."""
+        """Collect the objects that `roots` reach now; return them as anchors, for later checkpoints of `nest`.
+
+        `index` is the current iteration of the outermost loop; `signature`, in a replay, is that of the recorded
+        anchors.
+        """
         begun = perf_counter()
         nest.anchors = Anchors.walk(
             roots, project=self.is_project_module, loop_modules=LOOPS, signature=signature
@@ -418,7 +440,7 @@ class Session:
         return nest.anchors
 
     def is_project_module(self, module: Any) -> bool:
-        """Return True if a module, given itself or by its name, belongs to the project."""
+        """Return True if `module`, a module or the name of a loaded one, belongs to the project."""
         if isinstance(module, str):
             module = sys.modules.get(module)
         if module is not None and module is self.modules.main:
@@ -432,28 +454,31 @@ class Session:
             entry.history.logs = True
 
     def boundary(self, entry: LoopEntry, index: int, frame: FrameType) -> int | None:
-        """Act before iteration `index`; return the iteration to continue with, or None to end the loop."""
+        """Save or restore before iteration `index`; return the iteration to continue with, or None to end the loop."""
         raise AssertionError
 
     def advance(
         self, entry: LoopEntry, source: Iterator[Any], index: int, target: int, frame: FrameType
     ) -> int:
-        """Bring a loop from iteration `index` to `target` without running the iterations in between."""
+        """Bring a loop from iteration `index` to `target` without running the iterations in between.
+
+        Return the iteration that was reached.
+        """
         raise AssertionError
 
     def on_exhausted(self, entry: LoopEntry, index: int, frame: FrameType) -> bool:
-        """Act when the iterator has no more items; return True if the loop has ended."""
+        """React to an iterator that has no more items; return True if the loop has ended, else False."""
         raise AssertionError
 
     def on_early_exit(self, entry: LoopEntry, frame: FrameType) -> None:
-        """Act when a loop was left before its end."""
+        """React to the early exit from the loop `entry`, such as by `break`, `return` or an exception."""
 
     def log(self, items: Mapping[str, Any], place: bytes = b"") -> None:
-        """Record values by name at the current point; `place` is the position of the call in the source."""
+        """Record `items` (name -> value) at the current point; `place` is the encoded source line of the call."""
         raise AssertionError
 
     def place(self, frame: FrameType) -> bytes:
-        """Return file and line that a frame executes, encoded for records; empty outside the project."""
+        """Return the file and line that `frame` executes, encoded for records, or `b""` outside the project."""
         where = (frame.f_code.co_filename, frame.f_lineno)
         place = self._places.get(where)
         if place is None:
@@ -475,13 +500,13 @@ class Session:
         self.early = EarlyEnd(exception=type(exc).__name__, path=[step for _, step in path])
 
     def early_end(self, code: int) -> EarlyEnd | None:
-        """Return where the program was when it ended with `code`, or None if `code` is 0."""
+        """Return in which loops the program was when it ended with exit code `code`, or None if `code` is 0."""
         if not code:
             return None
         return self.early or EarlyEnd(path=[_step(entry) for entry in self.stack])
 
     def finish(self, code: int | None) -> None:
-        """End the run: when this returns, everything is written."""
+        """End the session: when this returns, everything is written. `code` is the exit code; None: `self.code`."""
         raise AssertionError
 
 
@@ -492,7 +517,7 @@ class PointEncoder:
         self._heads: dict[tuple[str, ...], bytes] = {(): encode_point(Point())}
 
     def of(self, session: Session) -> bytes:
-        """Return the encoded current point."""
+        """Return the current point of `session`, encoded for a record."""
         stack = session.stack
         if session.loose or session.cell or threading.get_ident() != session.thread:
             return encode_point(session.point())

@@ -63,7 +63,7 @@ ENTROPY_VARIABLE = "REARVIEW_ENTROPY"
 
 
 def begin(control: Control) -> Session:
-    """Return the session that `control` describes, ready to run the program."""
+    """Return a recording session for the new or resumed run that `control` describes, ready to run the program."""
     session = _record(control) if control.resume is None else _resume(control)
     session.prints_closing_lines = True
     importer.install(session.compiler)
@@ -86,7 +86,7 @@ def begin(control: Control) -> Session:
 
 
 INTERACTIVE = "<interactive>"
-"""Name of a program that is typed at a prompt."""
+"""Stands for the script's name if the program is typed at a prompt."""
 
 
 def attach() -> Session:
@@ -161,7 +161,7 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
         if watched:
             reads.install()
         else:
-            reads.read_all()  # the program may have read any variable before this call
+            reads.read_all()  # treat all variables as read: the program may have read any before this call
         os.environ[RUN_VARIABLE] = run
     checkpoints = Checkpoints(project, CompressionPolicy.of(settings.compress))
     overhead = Overhead.begin(settings, project, run, control.target)
@@ -288,7 +288,10 @@ def _warn_if_moved(run: Run, project: Project) -> None:
 
 
 def _use_source(session: Resumer, run: Run, source: str | None, versions: Versions) -> None:
-    """Let the program run its recorded or edited source, with the recorded ids of its loops."""
+    """Let the program run the version `source` of the source, or the recorded one if `source` is None.
+
+    Its loops keep the ids that they had in the recorded run.
+    """
     version = source or run.source
     if not version:
         return
@@ -312,7 +315,7 @@ def _use_source(session: Resumer, run: Run, source: str | None, versions: Versio
 
 
 def _refuse_source(session: Resumer, run: Run, why: str) -> NoReturn:
-    """Print why a run cannot be resumed with an edited source; leave the run unchanged."""
+    """Print `why` the run cannot be resumed with the edited source, and end the process; leave the run unchanged."""
     session.finished = True
     if session.source_change is not None:
         session.source_change.stop()
@@ -330,9 +333,9 @@ def _refuse_source(session: Resumer, run: Run, why: str) -> NoReturn:
 
 
 def _last_sign_of_life(heartbeat: Path, seconds: float) -> float:
-    """Return the latest time at which the process that stopped can have written a file.
+    """Return the latest time at which the process of the stopped run can have written a file.
 
-    `seconds` is the interval between its heartbeats.
+    `heartbeat` is its heartbeat file, `seconds` the interval between heartbeats. Infinite if the file is missing.
     """
     try:
         return heartbeat.stat().st_mtime + 2 * seconds
@@ -345,7 +348,7 @@ def _depth(checkpoint: Checkpoint) -> int:
 
 
 def _settings_of(run: Run, control: Control, project: Project) -> Settings:
-    """Return the settings of a resumed run: those of its start, changed by the options of `control`.
+    """Return the settings of the resumed run `run`: those of its start, changed by the options of `control`.
 
     The option --autolog cannot be changed: it decides which columns the run has.
     """
@@ -367,7 +370,10 @@ def _overwritten_files(session: Recorder) -> OverwrittenFiles:
 def facts(
     control: Control, project: Project, settings: Settings, run: str, key: bytes, *, watched: bool
 ) -> dict[str, Any]:
-    """Return the facts about the start of a run that its replays need."""
+    """Save the source as a version, and return the facts about the start of `run` that its replays need.
+
+    `key` is the key from which all random numbers of the run are derived.
+    """
     try:
         version = Versions(project, settings).save(run)
     except VersionError as exc:
@@ -414,7 +420,7 @@ def _warn_of_save(message: str) -> None:
 
 
 def _start_heartbeat(runs: Runs, session: Recorder) -> None:
-    """Start the thread that writes the heartbeat and measures energy for `rearview energy report`."""
+    """Start the thread that updates the run's heartbeat file and measures energy for `rearview energy report`."""
     run, seconds = session.run, session.settings.heartbeat
     session.energy = energy = EnergyLog(Account(runs.folder(run) / ACCOUNT))
 
@@ -433,10 +439,10 @@ def _start_heartbeat(runs: Runs, session: Recorder) -> None:
 
 
 def _leave_after(session: Recorder, seconds: float) -> None:
-    """Ask the program to save and end after it has computed for `seconds`.
+    """Start a thread that asks the program to save a checkpoint and end after it has computed for `seconds`.
 
-    The time counts from the first loop, or from the checkpoint from which the program is resumed: if the set-up
-    counted, a program with a slow set-up would make no progress.
+    The time counts from the first loop, or from the checkpoint from which the program is resumed: if the code before
+    the first loop counted, a program that starts slowly would make no progress.
     """
 
     def count() -> None:
@@ -455,13 +461,13 @@ def _relative(session: Session, target: str) -> str:
 
 
 def _program_of(target: str) -> str:
-    """Return the path of the file with a script's source; for a notebook, the file with its program text."""
+    """Return the absolute path of the script `target`; for a notebook, that of its program text, `<notebook>.py`."""
     return os.path.abspath(target) + (".py" if is_notebook(target) else "")  # noqa: PTH100
 
 
 @dataclass
 class Unrecorded(Session):
-    """A session that records nothing: the program runs as if without Rearview."""
+    """A session that records nothing: the program runs as it would without Rearview."""
 
     watching: bool = False
 
@@ -475,7 +481,7 @@ class Unrecorded(Session):
         return code
 
     def enter(self, history: LoopHistory, iterable: Any, frame: FrameType) -> Iterator[Any]:
-        """Return the plain iterator."""
+        """Return a plain iterator over `iterable`, which does not call the session."""
         return iter(iterable)
 
     def log(self, items: Mapping[str, Any], place: bytes = b"") -> None:
@@ -489,7 +495,7 @@ class Unrecorded(Session):
 
 
 def go_unrecorded(root: Path, arg_values: Mapping[str, str], why: Exception) -> Unrecorded:
-    """Print why nothing is recorded; return a session with which the program runs anyway."""
+    """Print why nothing is recorded (`why`); return a session with which the program runs unrecorded."""
     slug = why.slug if isinstance(why, RearviewError) else "store-unwritable"
     sys.stderr.write(
         f"rearview: this run is not recorded: {printable(str(why))} Your program runs anyway "

@@ -1,1 +1,1 @@
-"""Replay a segment inside the user's process: skip, restore, run and prove; guard probes; share set-ups."""
+"""Replay a segment inside the user's process: skip iterations, restore checkpoints, run, prove; fork servers."""

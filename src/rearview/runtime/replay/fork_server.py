@@ -1,9 +1,9 @@
 """Fork server: import the libraries once, then fork a process per segment.
 
 The server installs the patches of a replay, executes the import statements with which the programs of its segments
-begin, and then waits for requests. After the fork, a child continues like a fresh process. A child whose program
-would import other modules under these names replaces itself by a fresh process.
-docs/decisions/shared-start.md says why this is sound.
+begin, and then waits for requests. After the fork, a child continues like a process that was started for the segment
+(a fresh process). If the folder of the child's program has files that would change these imports, the child replaces
+itself by a fresh process. docs/decisions/shared-start.md says why this is sound.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import NoReturn
 
 import msgspec
 
-import rearview.runtime.replay.start_replay  # noqa: F401 - a fresh segment loads this before libraries
+import rearview.runtime.replay.start_replay  # noqa: F401 - a fresh process also loads this before libraries
 from rearview.model import Control
 from rearview.model.process_messages import (
     LAUNCHER,
@@ -41,49 +41,49 @@ from rearview.store.create_files import open_file
 READING_CLOCK = frozenset(
     {"dateutil.parser._parser", "numpy.f2py.rules", "lightning_utilities.__about__"}
 )
-"""Modules that read the clock when they are imported, but use only the year or write a comment."""
+"""Modules that read the clock when they are imported, but use the time only for the year or for a comment."""
 DRAWING = frozenset(
     {
-        "joblib._multiprocessing_helpers",  # for the name of a lock
-        "numpy.random._pickle",  # its global generator, which is seeded again
-        "scipy.stats._distribution_infrastructure",  # for examples in its documentation
-        "sklearn.ensemble._hist_gradient_boosting.grower",  # for an unused default
-        *("sympy.core.random", "sympy.core.symbol"),  # to try out whether formulas are equal
-        "torch.distributed._composable.contract",  # for a key of its registry
-        "transformers.utils.hub",  # for the name of a session
+        "joblib._multiprocessing_helpers",  # draws the name of a lock
+        "numpy.random._pickle",  # seeds NumPy's global generator, which is seeded again
+        "scipy.stats._distribution_infrastructure",  # draws for examples in its documentation
+        "sklearn.ensemble._hist_gradient_boosting.grower",  # draws an unused default
+        *("sympy.core.random", "sympy.core.symbol"),  # draw to test whether formulas are equal
+        "torch.distributed._composable.contract",  # draws a key of its registry
+        "transformers.utils.hub",  # draws the name of a session
     }
 )
 """Modules that draw random numbers during their import; no result depends on these numbers."""
 _DRAWING_NAMES = frozenset({"rich.style"})
-"""Modules that draw random names from Python's own generator during their import."""
+"""Modules that make random names with Python's module `random` during their import."""
 _WORDS = 624
-"""Count of numbers that Python's generator produces at once."""
+"""Number of random 32-bit words that Python's module `random` computes at once."""
 _THREADS = frozenset({"jemalloc_bg_thd"})
-"""Names of threads that may exist at a fork: jemalloc handles forks itself."""
+"""Names of threads that may exist when the process forks: jemalloc itself handles the loss of its thread."""
 _CONFIGURATION = {"matplotlibrc": "matplotlib"}
-"""By file name: the library that reads this file from the folder of the program when it is imported."""
+"""Name of a configuration file -> library that reads it from the folder of the program when it is imported."""
 _LONGEST = 1 << 22
-"""Most bytes of a request."""
+"""Maximum number of bytes of one request to a fork server."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """What the import statements of a fork server have done."""
+    """Result of executing the import statements of a fork server."""
 
     names: frozenset[str]
     """Top-level packages and modules that were imported."""
     environment: dict[str, str]
-    """Environment variables that the imports have set."""
+    """Environment variables that the imports have set: name -> value."""
     fit: int
-    """Number of statements after which the process can be forked."""
+    """Number of first statements that leave the process fit to be forked."""
     unfit: str
-    """Why the process cannot be forked after the next statement; empty if all statements are executed."""
+    """Why the next statement makes the process unfit to be forked; empty if there is no such statement."""
 
 
 def run_fork_server(control: Control) -> tuple[Control, SharedStart]:
-    """Import the shared libraries, then fork a child for every request.
+    """Import the libraries that `control.fork_server` lists, then fork a child process for every request.
 
-    This returns only in these children, with the control value of the child.
+    This returns only in the children: the control value of the child, and what the child inherits from the server.
     """
     setup = control.fork_server
     assert setup is not None
@@ -107,13 +107,13 @@ def run_fork_server(control: Control) -> tuple[Control, SharedStart]:
 
 
 def _load(statements: Sequence[str], patches: ReplayPatches) -> _Loaded:
-    """Execute import statements until one makes the process unfit to be forked."""
+    """Execute the import `statements` up to the first that makes the process unfit to be forked; return the result."""
     modules, variables, files = set(sys.modules), dict(os.environ), open_files()
-    sys.modules["__main__"] = ModuleType("__main__")  # becomes the program's `__main__`
+    sys.modules["__main__"] = ModuleType("__main__")  # the program will get this module
     fit, unfit = 0, ""
     for statement in statements:
         try:
-            exec(statement, {"__name__": "__main__"})  # noqa: S102 - as the programs do
+            exec(statement, {"__name__": "__main__"})  # noqa: S102 - a statement of the programs
         except BaseException as exc:
             unfit = f"{type(exc).__name__}: {exc}"
         if variables.keys() - os.environ.keys():
@@ -124,14 +124,17 @@ def _load(statements: Sequence[str], patches: ReplayPatches) -> _Loaded:
         fit += 1
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
-            stream.flush()  # otherwise every child would print the same text again
+            stream.flush()  # otherwise every child would print the buffered text again
     names = frozenset(name.partition(".")[0] for name in sys.modules.keys() - modules)
     changed = {k: v for k, v in os.environ.items() if variables.get(k) != v}
     return _Loaded(names, changed, fit, unfit)
 
 
 def _difference_from_fresh(patches: ReplayPatches, files: set[str]) -> str:
-    """Return why a forked child would differ from a fresh process; empty if it would not."""
+    """Return why a forked child would differ from a fresh process, or an empty text if it would not.
+
+    `files` are the files that the imports have left open.
+    """
     assert patches.clock is not None
     assert patches.randomness is not None
     watched = LOOPS.keys() & sys.modules.keys()
@@ -149,7 +152,7 @@ def _difference_from_fresh(patches: ReplayPatches, files: set[str]) -> str:
         return f"{min(drawing, default='something')} draws random numbers when it is imported"
     if files:
         return f"{min(files)} was left open"
-    pid = os.fork()  # thread pools that handle forks end their threads before a fork
+    pid = os.fork()  # makes thread pools that can handle forks end their threads
     if pid == 0:
         os._exit(0)
     os.waitpid(pid, 0)
@@ -158,10 +161,10 @@ def _difference_from_fresh(patches: ReplayPatches, files: set[str]) -> str:
 
 
 def _is_reproducible(randomness: Randomness) -> bool:
-    """Return True if the current state of the global random generators can be reached again from a key.
+    """Return True if the global random generators can be brought into their current state from a random key.
 
-    A library that draws names from Python's generator must be in `_DRAWING_NAMES`: its draws are repeated
-    after each reseeding.
+    If numbers were drawn from Python's module `random`, a library of `_DRAWING_NAMES` must be loaded, which drew them.
+    Each child then seeds the generator and draws as many numbers again.
     """
     random_state = read_global()
     words = random_state["random"][1][-1] % _WORDS
@@ -173,7 +176,7 @@ def _is_reproducible(randomness: Randomness) -> bool:
 
 
 def threads_left() -> set[str]:
-    """Return the names of the threads that a fork would lose."""
+    """Return the names of the threads of this process that would not exist in a forked child."""
     tasks_folder = Path("/proc/self/task")
     tasks = [task for task in tasks_folder.iterdir() if task.name != str(os.getpid())]
     names = {(task / "comm").read_text("utf-8", "replace").strip() for task in tasks}
@@ -181,10 +184,10 @@ def threads_left() -> set[str]:
 
 
 def open_files() -> set[str]:
-    """Return the open files of this process, each as `number: path`."""
+    """Return the open files of this process, each as text `<file descriptor>: <path>`."""
     files = set()
     for descriptor in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # the descriptor that read the folder is closed
+        with contextlib.suppress(OSError):  # the descriptor that listed the folder is closed by now
             files.add(f"{descriptor.name}: {descriptor.readlink()}")
     return files
 
@@ -192,9 +195,10 @@ def open_files() -> set[str]:
 def serve(
     channel: int, ready: ForkServerReady, before_fork: Callable[[], None] = lambda: None
 ) -> tuple[SpawnRequest, int]:
-    """Serve requests until the socket is closed; return only in each forked child, with its request.
+    """Serve requests from the socket `channel` until it is closed, then end the process.
 
-    A child that will serve requests itself also gets the number of its own socket; any other child gets -1.
+    This returns only in each forked child: its request, and the file descriptor of its own socket if the child will
+    serve requests itself, else -1. `ready` is sent first; `before_fork` is called before each fork.
     """
     requests = socket.socket(fileno=channel)
     try:
@@ -221,7 +225,7 @@ def serve(
 
 
 def _fork() -> int:
-    """Fork a child that leads a new process session when this function returns."""
+    """Fork a child; return its process id, or 0 in the child. The child already leads a new process session."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -236,7 +240,10 @@ def _fork() -> int:
 
 
 def _become_segment(request: SpawnRequest, loaded: _Loaded) -> Control:
-    """Take over output, folder, cores and environment of a segment; return its control value."""
+    """Switch this process to the output, folder, cores and environment in `request`; return the control value.
+
+    `loaded` is the result of the fork server's imports.
+    """
     log = open_file(request.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -246,7 +253,7 @@ def _become_segment(request: SpawnRequest, loaded: _Loaded) -> Control:
         os.sched_setaffinity(0, request.cores)
     if _changes_imports(request.module_folder, loaded.names):
         if request.setup is not None:
-            os._exit(0)  # this process could share nothing: its segments start on their own
+            os._exit(0)  # segments cannot share this process: each starts as a fresh one
         _start_fresh(request.environment)
     os.environ.clear()
     os.environ.update(request.environment)
@@ -256,13 +263,13 @@ def _become_segment(request: SpawnRequest, loaded: _Loaded) -> Control:
 
 
 def _start_fresh(environment: Mapping[str, str]) -> NoReturn:
-    """Replace this process by a fresh one."""
+    """Replace this process by a fresh one with the environment variables `environment`."""
     command = (sys.executable, LAUNCHER)
     os.execve(sys.executable, command, environment)  # noqa: S606
 
 
 def _changes_imports(folder: str, names: frozenset[str]) -> bool:
-    """Return True if files in a program's `folder` would change the imports of the shared libraries `names`."""
+    """Return True if a file in the program's `folder` would change the import of one of the libraries `names`."""
     own_modules = {name.partition(".")[0] for name in os.listdir(folder)}  # noqa: PTH208 - names alone
     read = {library for file, library in _CONFIGURATION.items() if file in own_modules}
     return bool((own_modules | read) & names)

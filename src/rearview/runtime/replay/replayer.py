@@ -33,17 +33,21 @@ from rearview.store.tables.read_record_files import own_values
 from rearview.store.values_as_json import Put, convert, family
 
 _COMPARING_SHARE = 8
-"""A comparison that could be left out is made after the program has run this many times as long as the last one took."""
+"""If the last comparison with a checkpoint took t seconds, an optional one is made after this many times t at the
+earliest."""
 
 
 class SetupWatcher(Protocol):
-    """Decides how far the set-up of several segments can be shared."""
+    """Decides up to which statement several segments can share one process, as a session sees it.
+
+    The code that they share, from the start of the program on, is the set-up.
+    """
 
     def on_log(self, *, fresh: bool) -> None:
-        """Act when the program logs values; `fresh` if the run has not recorded all of them."""
+        """React to values that the program logs; `fresh` is True if the run has not recorded all of them."""
 
     def on_loop(self, site: str, index: int) -> None:
-        """Act before iteration `index` of an outermost loop."""
+        """React to the boundary before iteration `index` of the outermost loop with id `site`."""
 
 
 @dataclass
@@ -55,53 +59,53 @@ class Replayer(Session):
     records: RecordFile = field(kw_only=True)
     put: Put | None = None
     surroundings: Mapping[str, str] = field(default_factory=dict)
-    """Library versions and thread counts of the run."""
+    """Name -> library version or thread count in the recorded run."""
     inputs: Mapping[str, list[Any]] = field(default_factory=dict)
-    """Fingerprints of the files that the run read."""
+    """Path of a file that the run read -> its fingerprint."""
     run_code: int | None = None
-    """Exit code of the run; None if the run did not come to an end."""
+    """Exit code of the run; None if the run did not record its end."""
     run_early: EarlyEnd | None = None
     """Where the run was when it failed; None if it did not fail."""
     created_files: Collection[str] = ()
-    """Files that the run created."""
+    """Paths of the files that the run created."""
     recorded: Mapping[tuple[Any, ...], list[bytes]] = field(kw_only=True)
-    """By (loops, indices, name): the values that the run logged, encoded, in order."""
+    """(loops, indices, name) -> encoded values that the run logged by this name at this point, in order."""
     report: ReplayReport = field(default_factory=ReplayReport)
     occurrences: Counter[tuple[Any, ...]] = field(default_factory=Counter)
-    """By (loops, indices, name): number of values that the program has logged again."""
+    """(loops, indices, name) -> number of values in `recorded` that the replay has reached."""
     ran_code: bool = False
-    """Whether code was executed since the last comparison."""
+    """Whether code of the program was executed since the state was last compared with a checkpoint."""
     ran_loops: bool = False
-    """Whether loops were executed since the last comparison or jump."""
+    """Whether loops were executed since the last comparison with a checkpoint, or since the last jump to one."""
     skipped_before: int = 0
-    """Number of skipped loops when the current iteration of the outermost loop began."""
+    """Value of `report.skipped` (number of skipped loops) when the last iteration of the outermost loop ended."""
     repeated_before: int = 0
-    """Number of repeated recorded values at the last jump or end of the replay."""
+    """Value of `report.repeated` (number of recorded values logged again) at the last jump to a checkpoint."""
     comparison_seconds: float = 0.0
-    """Seconds that the last comparison took."""
+    """Seconds that the last comparison with a checkpoint took."""
     last_comparison: float = 0.0
-    """Time of the last comparison."""
+    """Time of the last comparison with a checkpoint."""
     probing: int = 0
-    """Above 0 while a probe runs."""
+    """Number of probes that are running; above 0 while a probe runs."""
     probe_error: str = ""
-    """Message about the last probe that raised an exception."""
+    """Message about the last probe that raised an exception; empty if none did."""
     misplaced: bool = False
-    """Whether this exception shows that the probe is at a wrong place."""
+    """Whether the exception in `probe_error` shows that the probe is at a wrong place in the program."""
     visited: Counter[str] = field(default_factory=Counter)
-    """By loop id: number of iterations that ran, for loops whose values are wanted."""
+    """Id of a loop that logs requested values -> number of its iterations that ran and belong to this segment."""
     visited_until: int = 0
     """Iteration of the main loop up to which `visited` is counted."""
     entered_main: bool = False
     """Whether the main loop, which is divided into segments, was entered."""
     _last_need: tuple[list[int], bool, list[LoopEntry]] = field(default=([], False, []))
-    """The last call of `needs`: ids and iterations of the loops, the result, and the loops themselves: as long as
-    they exist, no other loop gets one of these ids."""
+    """Memory of the last call of `needs`: `id()` and iteration of each loop, the result, and the loops. While the loop
+    objects exist, no other object gets one of their ids."""
     closed: bool = False
     """Whether the report is written, or must not be written by this process."""
     shared_setup: SetupWatcher | None = None
-    """The set-up that this process runs for several segments; None in any other process."""
+    """Observer of the code that this process runs for several segments; None if it runs for one segment."""
     event_files: EventFiles | None = None
-    """Writes event files with the values that probes log to TensorBoard; None if there are none."""
+    """Writes the values that probes log to TensorBoard into event files; None if they are not written."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -109,7 +113,11 @@ class Replayer(Session):
 
     @unobserved
     def boundary(self, entry: LoopEntry, index: int, frame: FrameType) -> int | None:
-        """Skip the loop, jump to a checkpoint or continue, as the segment requires; compare states before."""
+        """Skip the loop `entry`, jump to a checkpoint or continue, as the segment requires.
+
+        Return the iteration with which the loop continues, or None to end the loop. If necessary, the state is first
+        compared with the checkpoint of this boundary.
+        """
         if entry.site.loose or self.nest is None:
             return index
         outermost = self.nest.entry is entry
@@ -129,7 +137,7 @@ class Replayer(Session):
         path = self.path(entry, index)
         wanted_iteration = self.next_wanted(entry, index)
         idle = index == 0 and not self.needs(entry)
-        # before a restore, or before the replay ends
+        # compare before a restore overwrites the state, and before the replay ends
         must_compare = wanted_iteration != index or idle
         if (outermost and self.end_outer_iteration()) or must_compare or self.should_compare():
             self.prove(self.checkpoint_index.to_compare(Edge.START, path), frame)
@@ -152,14 +160,14 @@ class Replayer(Session):
         return index
 
     def enter_main(self, entry: LoopEntry, index: int) -> None:
-        """Remember that the main loop is entered; a shared set-up ends before this loop."""
+        """Remember whether the outermost loop `entry` is the main loop; code shared by segments ends before it."""
         if self.shared_setup is not None:
             self.shared_setup.on_loop(entry.site.id, index)
         if entry.site.id == self.segment.main:
             self.entered_main = True
 
     def is_beyond_run(self, entry: LoopEntry, index: int) -> bool:
-        """Return True if the run was interrupted before it reached iteration `index` of a loop."""
+        """Return True if the run was interrupted before it reached iteration `index` of the loop `entry`."""
         if self.run_early is None or not self.run_early.interrupted:
             return False
         for step, last in zip(self.path(entry, index), self.run_early.path, strict=False):
@@ -170,7 +178,7 @@ class Replayer(Session):
         return False
 
     def stop_if_beyond_run(self, entry: LoopEntry, index: int) -> None:
-        """End the replay if the run was interrupted before it reached iteration `index` of a loop."""
+        """End the replay if the run was interrupted before it reached iteration `index` of the loop `entry`."""
         if self.is_beyond_run(entry, index):
             while self.stack:  # `leave` counts the iterations of each loop
                 self.leave(self.stack[-1], None, ended=True)
@@ -179,7 +187,7 @@ class Replayer(Session):
     def end_outer_iteration(self) -> bool:
         """Record that an iteration of the outermost loop has ended; return True if an inner loop was skipped in it.
 
-        Then the state must be compared now: no later comparison covers the code after the skipped loop.
+        If so, the state must be compared now: no later comparison would check the code after the skipped loop.
         """
         skipped = self.report.skipped != self.skipped_before
         self.ran_loops = self.ran_loops or (self.ran_code and not skipped)
@@ -187,9 +195,10 @@ class Replayer(Session):
         return skipped
 
     def slice(self, entry: LoopEntry, size: int) -> int:
-        """Return how many iterations may pass unobserved: 1 after inner loops were skipped, else as usual.
+        """Return how many iterations of the loop `entry` may run before the next boundary, at most `size`.
 
-        The state must be compared after each iteration in which an inner loop was skipped.
+        This is 1 if inner loops are skipped, because the state must be compared after each iteration in which an
+        inner loop was skipped, and 1 near the point where the run was interrupted.
         """
         skips = self.report.skipped > 0 and self.nest is not None and self.nest.entry is entry
         if skips or self.is_beyond_run(entry, entry.index + size):
@@ -197,19 +206,19 @@ class Replayer(Session):
         return super().slice(entry, size)
 
     def add_to_history(self, entry: LoopEntry) -> None:
-        """Add an execution of a loop to the loop's history, unless the loop was skipped."""
+        """Add the execution `entry` of a loop to the loop's history, unless the loop was skipped."""
         if entry.now >= 0:
             self.count_iterations(entry)
             super().add_to_history(entry)
 
     def leave(self, entry: LoopEntry, frame: FrameType | None, *, ended: bool) -> None:
-        """Take a loop off the stack; count the last iterations of the main loop."""
+        """Take the loop `entry` off the stack; if it is the main loop, count its last iterations."""
         if self.in_main and self.nest is not None and self.nest.entry is entry:
             self.count_main_iterations(entry.now + 1)
         super().leave(entry, frame, ended=ended)
 
     def count_main_iterations(self, index: int) -> None:
-        """Count the iterations of the main loop before `index` that belong to the segment."""
+        """Add to `visited` the iterations of the main loop before `index` that belong to the segment."""
         ranges = self.segment.ranges.get(self.segment.main, [])
         for first, last in ranges:
             self.visited[self.segment.main] += max(
@@ -218,18 +227,18 @@ class Replayer(Session):
         self.visited_until = index
 
     def count_iterations(self, entry: LoopEntry) -> None:
-        """Count the iterations of a loop that has ended, if they belong to this segment."""
+        """Add to `visited` the iterations of the loop `entry`, which has ended, if they belong to this segment."""
         if entry.site.id not in self.segment.owed:
             return
         if self.segment.main:
             if entry.site.id == self.segment.main and not self.stack:
-                return  # the main loop was counted while it ran
+                return  # `count_main_iterations` has counted the main loop while it ran
             if not (all(map(self.in_range, self.stack)) if self.in_main else self.segment.tail):
                 return
         self.visited[entry.site.id] += entry.now + 1
 
     def missing_iterations(self) -> list[str]:
-        """Return a message for each loop that ran fewer iterations than in the run."""
+        """Return a message for each loop with requested values that ran fewer iterations than in the run."""
         return [
             f"`{name_of(site)}` ({site.partition(':')[0]}) had {plural(self.visited[site], 'iteration')}, "
             f"in the run {recorded_count}"
@@ -238,7 +247,7 @@ class Replayer(Session):
         ]
 
     def should_compare(self) -> bool:
-        """Return True if a comparison that could be left out is due.
+        """Return True if an optional comparison of the state with a checkpoint should be made now.
 
         A thorough replay searches for the start of a difference, so it makes every possible comparison.
         """
@@ -248,12 +257,18 @@ class Replayer(Session):
         )
 
     def count_uncompared(self) -> None:
-        """Count executed loops whose state will not be compared and which logged no recorded value."""
+        """Count in `report.open` that loops ran whose results cannot be checked any more.
+
+        Their state was not compared with a checkpoint, and they logged no value that the run had recorded.
+        """
         self.report.open += self.ran_loops and self.report.repeated == self.repeated_before
         self.ran_loops, self.repeated_before = False, self.report.repeated
 
     def needs(self, entry: LoopEntry) -> bool:
-        """Return True if the segment wants values inside a loop, in the current iterations of the loops around it."""
+        """Return True if the segment must log values inside the loop `entry`.
+
+        It need not if a loop around `entry` is in an iteration that is not requested.
+        """
         outer_loops = [loop for loop in self.stack if loop is not entry]
         key = [id(entry), *[number for loop in outer_loops for number in (id(loop), loop.now)]]
         if key == self._last_need[0]:  # `needs` is called before every iteration of the loop
@@ -271,15 +286,15 @@ class Replayer(Session):
         return self.nest is not None and self.nest.entry.site.id == self.segment.main
 
     def in_range(self, entry: LoopEntry) -> bool:
-        """Return True if the current iteration of a loop is wanted."""
+        """Return True if the current iteration of the loop `entry` is requested by the segment."""
         ranges = self.ranges_of(entry)
         return ranges is None or any(first <= entry.now < last for first, last in ranges)
 
     def ranges_of(self, entry: LoopEntry) -> list[tuple[int, int]] | None:
-        """Return the wanted iterations of a loop in this iteration of the main loop, or None for all.
+        """Return the requested iterations of the loop `entry`, as (first, after the last), or None if all are.
 
-        Only the main loop and the loops directly inside it have ranges. The same lines of the program
-        may also run under another loop or by recursion: then all iterations are wanted.
+        They hold for the current iteration of the main loop. Only the main loop and the loops directly inside it have
+        ranges. If the lines of such a loop run inside another loop or by recursion, all iterations are requested.
         """
         ranges = self.segment.ranges.get(entry.site.id)
         spans = self.segment.spans.get(entry.site.id)
@@ -289,7 +304,7 @@ class Replayer(Session):
             return None
         if entry is self.stack[0]:
             return ranges
-        if entry.site.id == self.segment.main:  # the function with the main loop called itself
+        if entry.site.id == self.segment.main:  # recursion: the main loop runs inside itself
             return None
         span = spans.get(self.stack[0].now) if spans else None
         if span is None:
@@ -299,7 +314,10 @@ class Replayer(Session):
         return [(first, last) for first, last in wanted_ranges if first < last]
 
     def next_wanted(self, entry: LoopEntry, index: int) -> int | None:
-        """Return the next wanted iteration from `index` on, or None if there is none."""
+        """Return the first requested iteration of the loop `entry` that is not before `index`, or None if none is.
+
+        If the segment needs nothing inside the loop, return `index`.
+        """
         if not self.needs(entry):
             return index
         ranges = self.ranges_of(entry)
@@ -308,16 +326,23 @@ class Replayer(Session):
         return min((max(first, index) for first, last in ranges if last > index), default=None)
 
     def may_end(self, entry: LoopEntry, index: int) -> bool:
-        """Return True if the replay may end here: the state is proved, or the next checkpoint is too far away."""
+        """Return True if the replay may end before iteration `index` of the outermost loop `entry`.
+
+        It may if the state was compared with a checkpoint since code last ran, or if the next checkpoint to compare
+        with is more iterations away than this replay has run.
+        """
         reach = index + self.report.iterations
         return not self.ran_code or not self.checkpoint_index.has_more(
             self.path(entry, index), reach
         )
 
     def skip(self, path: tuple[LoopStep, ...], frame: FrameType) -> bool:
-        """Restore the state after a loop instead of running the loop; return False if this is not possible."""
+        """Restore the checkpoint at the end of the loop at `path` instead of running the loop.
+
+        Return False, and do nothing, if there is no such checkpoint or if a state was not compared yet.
+        """
         checkpoint = self.checkpoint_index.at(Edge.END, path) if self.segment.jump else None
-        # a restore must not overwrite a state that was not compared yet
+        # after loops ran, compare first: a restore would overwrite their results
         if checkpoint is None or self.ran_loops:
             return False
         try:
@@ -325,13 +350,13 @@ class Replayer(Session):
         except Exception as exc:
             self.give_up(exc)
         self.report.skipped += 1
-        self.ran_code = True  # the code after the loop is executed
+        self.ran_code = True  # the program now executes the code after the loop
         return True
 
     def advance(
         self, entry: LoopEntry, source: Iterator[Any], index: int, target: int, frame: FrameType
     ) -> int:
-        """Bring the loop to its pending checkpoint."""
+        """Bring the loop `entry` from iteration `index` to the checkpoint that `boundary` chose; return its iteration."""
         self.count_uncompared()
         try:
             self.checkpoint_index.advance(source, target - index, frame)
@@ -346,7 +371,10 @@ class Replayer(Session):
 
     @unobserved
     def on_exhausted(self, entry: LoopEntry, index: int, frame: FrameType) -> bool:
-        """Compare the state after the loop; end the process if the segment is done."""
+        """Compare the state after the loop `entry`; end the process if the segment is done.
+
+        Return True: the loop has ended.
+        """
         if entry.site.loose or self.nest is None:
             return True
         outermost = self.nest.entry is entry
@@ -362,14 +390,14 @@ class Replayer(Session):
 
     @unobserved
     def on_early_exit(self, entry: LoopEntry, frame: FrameType) -> None:
-        """Compare the state after a loop that was left by `break`."""
+        """If the loop `entry` was left by `break`, compare the state, as after the end of a loop."""
         if position(frame) in entry.site.breaks:
             self.on_exhausted(entry, entry.now, frame)
 
     def give_up(self, exc: Exception) -> None:
-        """End a replay after an error in a checkpoint or comparison, and ask for a second replay without jumps.
+        """End the replay because using a checkpoint raised `exc`, and request a second replay that jumps to none.
 
-        If this is the second replay, report the error as a difference and continue without checkpoints.
+        If this is the second replay, report the error as a difference and continue without restoring checkpoints.
         """
         if not self.segment.jump:
             self.report.difference = self.report.difference or _message(exc)
@@ -382,7 +410,10 @@ class Replayer(Session):
         leave_at_once(1)
 
     def prove(self, checkpoint: Checkpoint | None, frame: FrameType) -> None:
-        """Compare the live state with a checkpoint; do nothing if `checkpoint` is None or no code was executed."""
+        """Compare the live state with `checkpoint` and count the result in the report.
+
+        Do nothing if `checkpoint` is None, if no code ran since the last comparison, or after a difference was found.
+        """
         if checkpoint is None or not self.ran_code or self.report.difference is not None:
             return
         begun = perf_counter()
@@ -403,7 +434,7 @@ class Replayer(Session):
         self.ran_code = self.ran_loops = False
 
     def log(self, items: Mapping[str, Any], place: bytes = b"") -> None:
-        """Compare values that the run has recorded with those records, and record new values."""
+        """Compare `items` (name -> value) with the values that the run recorded at this point; record new names."""
         if self.pid != os.getpid():
             return
         if self.shared_setup is not None:
@@ -426,7 +457,7 @@ class Replayer(Session):
             occurrence = self.occurrences[key]
             encoded = msgspec.json.encode(convert(value, self.put))
             if self.report.skipped or self.checkpoint_index.restored:
-                # loops of one name share their points: skipped loops may have logged the first values
+                # several loops of one name share a point, and skipped ones logged the first values: search
                 occurrence = next(
                     (
                         k
@@ -445,7 +476,10 @@ class Replayer(Session):
             self.report.written += len(fresh)
 
     def check_kinds(self, items: Mapping[str, Any]) -> None:
-        """Raise if a probe logs a value of another kind (number, text …) than other versions log by this name."""
+        """Raise `WrongKindError` if a value in `items` is not of the kind that other versions log by its name.
+
+        Kinds are number, text and so on.
+        """
         for name, value in items.items():
             expected = self.segment.kinds.get(name)
             kind = family(convert(value, self.put)) if expected else ""
@@ -453,7 +487,7 @@ class Replayer(Session):
                 raise WrongKindError(f"{name} is {kind} here and {expected} in other versions")
 
     def writes_at(self, point: Point) -> bool:
-        """Return True if this segment records values at a point.
+        """Return True if this segment, and no other segment, records the values that probes log at `point`.
 
         The first segment records the values before the main loop, and the segment that runs to the end of the
         program records the values after the main loop.
@@ -463,7 +497,10 @@ class Replayer(Session):
         return all(map(self.in_range, self.stack))
 
     def note_probe_error(self, exc: Exception, trace: TracebackType | None) -> None:
-        """Remember that a probe raised an exception, and where, because the exception may end the program."""
+        """Remember that a probe raised `exc`, and in which line: the exception may end the program.
+
+        The first frame of `trace` is the probe's.
+        """
         line = trace.tb_lineno if trace is not None else 0
         path = trace.tb_frame.f_code.co_filename if trace is not None else ""
         file = Path(path).name
@@ -480,7 +517,7 @@ class Replayer(Session):
         )
 
     def note_failure(self, exc: BaseException) -> None:
-        """Remember the exception that ends the program, and whether a full disk caused it."""
+        """Remember the exception `exc`, which ends the program, and whether a full disk caused it."""
         super().note_failure(exc)
         with contextlib.suppress(Exception):
             sys.stdout.flush()  # so that the traceback comes last in the output
@@ -488,9 +525,9 @@ class Replayer(Session):
             self.report.failure = ReplayFailure.DISK_FULL
 
     def _read_by_run(self) -> dict[str, list[Any]]:
-        """Return the fingerprints of the files that the run read and did not create.
+        """Return path -> fingerprint of the files that the run read and did not create.
 
-        Files that the run created do not count: a replay that ends early has not created them yet.
+        Files that the run created are left out, because a replay that ends early has not created them yet.
         """
         return {
             path: fingerprint
@@ -499,31 +536,34 @@ class Replayer(Session):
         }
 
     def record_arguments(self, values: Mapping[str, Any], origin: str = "") -> None:
-        """Do nothing: arguments are recorded already."""
+        """Do nothing: the run has recorded its hyper-parameters."""
 
     def on_fork(self) -> None:
-        """In a forked child, watch no loops."""
+        """Stop watching loops in a forked child process."""
         self.watching = False
         self.stack = []
 
     def leave_program(self) -> None:
-        """End the process: the segment has been replayed."""
+        """Write the report and end the process, because the segment has been replayed."""
         self.report.finished = True
         self.finish(0)
         leave_at_once(0)
 
     def ended_as_run(self, code: int) -> bool:
-        """Return True if the run failed, and this replay has failed in the same way and iteration."""
+        """Return True if the run failed, and this replay ends with the same exit code, exception and iteration.
+
+        `code` is the exit code of the replay.
+        """
         if not code or code != self.run_code:
             return False
         recorded_end, end = self.run_early, self.early_end(code)
         if recorded_end is None or end is None:
-            return recorded_end is None  # an old run has recorded only its exit code
-        # inner loops are not always watched, so only the outermost one is compared
+            return recorded_end is None  # runs of old releases recorded only their exit code
+        # compare only the outermost loop: inner loops are not always watched
         return recorded_end.exception == end.exception and recorded_end.path[:1] == end.path[:1]
 
     def finish(self, code: int | None) -> None:
-        """Complete the report and publish it."""
+        """Complete the report and write it for the backfill; `code` is the exit code, None if it is in `self.code`."""
         if self.closed or self.pid != os.getpid():
             return
         self.closed = True
@@ -558,11 +598,14 @@ class Replayer(Session):
 
 
 class WrongKindError(TypeError):
-    """A probe logs a value of another kind than other versions, such as a number in place of a text."""
+    """Raised if a probe logs a value of another kind than other versions log, such as a number in place of a text."""
 
 
 def _is_unknown_name(exc: Exception, trace: TracebackType | None) -> bool:
-    """Return True if a statement itself, not a function called by it, uses an unknown name or attribute."""
+    """Return True if `exc` says that a name or attribute is unknown and the probe itself, no function it calls, raised it.
+
+    `trace` begins with the frame of the probe.
+    """
     if trace is None or not isinstance(exc, (NameError, AttributeError)):
         return False
     statement_file = trace.tb_frame.f_code.co_filename
@@ -570,7 +613,7 @@ def _is_unknown_name(exc: Exception, trace: TracebackType | None) -> bool:
         trace = trace.tb_next
         code = trace.tb_frame.f_code
         if code.co_filename != statement_file or not code.co_name.startswith("<"):
-            return False  # only comprehensions belong to the statement
+            return False  # a called function raised it: only comprehensions and lambdas belong to the probe
     return True
 
 
@@ -579,7 +622,10 @@ def _message(exc: Exception) -> str:
 
 
 def recorded_values(folder: Path) -> dict[tuple[Any, ...], list[bytes]]:
-    """Return the values that a run logged, encoded and in order, by (loops, indices, name)."""
+    """Return (loops, indices, name) -> encoded values that a run logged by this name at this point, in order.
+
+    `folder` is the folder of the run.
+    """
     values: dict[tuple[Any, ...], list[bytes]] = {}
     for loops, indices, name, value in own_values(folder):
         values.setdefault((loops, indices, name), []).append(msgspec.json.encode(value))

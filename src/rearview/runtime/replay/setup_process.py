@@ -1,14 +1,15 @@
 """Run the set-up of several segments once, then fork a process for each segment.
 
-A process of the fork server (`fork_server.py`) becomes the set-up process of some segments: it replays the
-start of their program and stops where the segments begin to differ. For segments of different runs this is a
-top-level statement of the script; for segments of one run it is the main loop. Each fork then becomes the replay of
-one segment, with its own session, folder, files, random key, clock and records.
+The *set-up* is the first part of a program, which segments have in common. A process of the fork server
+(`fork_server.py`) becomes the set-up process of some segments: it replays the start of their program and stops where
+the segments begin to differ. For segments of different runs this is a top-level statement of the script; for segments
+of one run it is the main loop. Each forked process then becomes the replay of one segment, with its own session,
+folder, files, random key, clock and records.
 
 The set-up ends early, before a statement whose effects depend on the run or cannot be inherited by a forked
-process. Before each statement that may be of this sort, the process forks a *standby*. If the statement is,
-the process ends and the standby continues from the state before the statement.
-docs/decisions/shared-start.md says why this is sound.
+process. Before each statement that may have such effects, the process forks a *standby*, a copy of itself that waits.
+If the statement does have such effects, the process ends and the standby continues from the state before the
+statement. docs/decisions/shared-start.md says why this is sound.
 """
 
 from __future__ import annotations
@@ -56,28 +57,28 @@ from rearview.runtime.session import Session
 from rearview.state.codecs.rng import read_global, write_global
 from rearview.store.create_files import open_file
 
-# the original file functions: a replay patches them for the program
+# the original file functions, before a replay patches those in `os` and `builtins` for the program
 _chdir, _getcwd, _scandir, _mkdir, _open = os.chdir, os.getcwd, os.scandir, os.mkdir, open
 _readlink, _utime, _exit, _fork = os.readlink, os.utime, os._exit, os.fork
 
 MOST_SHARED_BYTES = 64 << 20
-"""Most bytes that a shared set-up may write to files: each segment gets a copy of these."""
+"""Maximum number of bytes that a shared set-up may write to files: each segment gets a copy of the files."""
 _UNFIT_LIBRARIES = {
     **dict.fromkeys(("wandb", "mlflow", "comet_ml", "neptune"), "it has loaded {}, a tracker"),
     **dict.fromkeys(("jax", "tensorflow", "polars", "ray", "pyspark", "grpc"), "{} keeps threads"),
     "cupy": "{} holds a device",
 }
-"""By library: why a process that has imported the library is not forked."""
+"""Library -> why a process that has imported it must not be forked; `{}` stands for the name of the library."""
 _PROCESSES = ("subprocess.Popen", "os.system", "os.posix_spawn", "os.fork", "os.exec", "pty.spawn")
 _OPENMP = re.compile(r"/lib(?:g|i|)omp[^/]*\.so[^/]*$")
 _RELEASED = b"."
 
 
 class SharedSetup:
-    """A set-up process, from which the replays of several segments are forked.
+    """The set-up in this process, from which the replays of several segments are forked.
 
-    `session.shared_setup` is this object while the set-up runs: the session reports to it what the program
-    logs and which loops it enters.
+    `session.shared_setup` is this object while the set-up runs: the session reports which values the program logs and
+    which loops it enters. `previous` is the set-up whose process was forked to continue with this one, or None.
     """
 
     def __init__(
@@ -91,14 +92,14 @@ class SharedSetup:
         self.start = start
         self._channel = channel
         self._spared = shared.seconds
-        """Seconds that everything before this set-up has taken."""
+        """Seconds that earlier processes took to reach the start of this set-up, such as for imports."""
         self._patches = shared.patches
         self._session = session
         self._began = perf_counter()
         self._seconds = 0.0
         self._used_paths: set[str] = set()
         if self.across_runs:
-            # checkpoints belong to one run: no loop of a set-up for several runs may be restored from them
+            # use no checkpoints: they belong to one run, and this set-up is for several runs
             session.checkpoint_index = CheckpointIndex(session, session.checkpoint_index.store)
         self._tree = os.path.realpath(session.segment.tree)
         self._new_files: list[_NewFile] = previous._new_files if previous is not None else []
@@ -110,13 +111,13 @@ class SharedSetup:
             path: _content(f"{self._tree}/{path}") if facts[0] == "file" else b""
             for path, facts in self._files.items()
         }
-        """Contents of the files in the scratch tree before the set-up, which a statement may change."""
+        """Path of a file in the replay's copy of the work tree -> its bytes before the set-up, which may change it."""
         self._standby: tuple[int, int] | None = None
-        """Process id of the standby, and the pipe to it; None if there is no standby."""
+        """(process id, file descriptor of a pipe to the process) of the standby; None if there is no standby."""
         self._reason = ""
         """Why the set-up has ended; empty if all its statements were executed."""
         self._line = 0
-        """First line of the statement that is executed."""
+        """First line of the statement that is being executed."""
         view = self._patches.view
         view.used_paths = set(previous._used_paths) if previous is not None else set()
         self._view = (set(view.hidden_paths), set(view.replay_temporaries), view.changes)
@@ -124,7 +125,7 @@ class SharedSetup:
         self._drawn = self._randomness.stream.drawn
         self._loaded = set(self._randomness.loaded)
         self._seeded: set[str] = set(previous._seeded) if previous is not None else set()
-        """Names of random generators that the program has seeded: these no longer depend on the run."""
+        """Names of random generators that the program has seeded: their states no longer depend on the run."""
         self._clock_readers: set[str] = set()
         self._own_fork = False
         self._clock.listeners[:] = [self._clock_readers.add]
@@ -134,7 +135,7 @@ class SharedSetup:
 
     @property
     def across_runs(self) -> bool:
-        """Whether segments of different runs share this part of the set-up."""
+        """Whether segments of different runs share this set-up."""
         return self.start.statements is not None
 
     @property
@@ -148,15 +149,15 @@ class SharedSetup:
         return self._patches.clock
 
     def on_log(self, *, fresh: bool) -> None:
-        """End the set-up before a statement that logs, because each run has its own records.
+        """End the set-up before the statement that is logging values, because each run has its own records.
 
-        Segments of one run may share a statement that logs what the run has recorded (not `fresh`).
+        Segments of one run may share the statement if the run has recorded all these values (`fresh` is False).
         """
         if self.across_runs or fresh:
             self.refuse("it logs values")
 
     def on_loop(self, site: str, index: int) -> None:
-        """End the set-up before the main loop is entered; segments of one run are forked here."""
+        """If the loop `site` is the main loop, end the set-up before it; segments of one run are forked here."""
         if site not in self.start.loops:
             return
         if self.across_runs:
@@ -165,18 +166,18 @@ class SharedSetup:
             self._fork_segments()
 
     def on_process(self, event: str) -> None:
-        """Remember that the program starts a process, as the audit event `event` shows."""
+        """Remember that the program starts a process; `event` is the name of the audit event that shows it."""
         if not self._own_fork:
             self._unshareable_act = self._unshareable_act or f"it starts a process ({event})"
 
     def on_environment(self) -> None:
-        """Remember that the program reads all environment variables, which include Rearview's own."""
+        """Remember that the program reads all environment variables: Rearview's differ between segments."""
         self._unshareable_act = self._unshareable_act or "it copies the environment"
 
     def run(self, call: Callable[..., Any], *args: Any) -> None:
-        """Run the program with `call(*args)` until segments begin to differ; return only in forked segments.
+        """Run the program with `call(*args)` until segments begin to differ, then fork a process for each segment.
 
-        In a segment, this returns when the program has ended.
+        This returns only in the process of a segment, after the program has ended there.
         """
         if not self.across_runs:
             run_at_bottom(call, *args)
@@ -201,9 +202,9 @@ class SharedSetup:
                 return
 
     def _execute_shared(self, script: SetupScript, executed: int, namespace: dict[str, Any]) -> int:
-        """Execute the statements to share, after the first `executed`; return how many are executed.
+        """Execute the statements that segments share, except the first `executed`, which were executed before.
 
-        These are all of them, or those before a statement that cannot be shared.
+        Stop before a statement that cannot be shared. Return the number of statements that are executed by then.
         """
         assert self.start.statements is not None
         statements = script.statements(self._session, self.start.statements)
@@ -225,9 +226,10 @@ class SharedSetup:
         return executed
 
     def _fork_standby(self) -> bool:
-        """Fork a standby that waits in this call; return False in this process, True in a standby that continues.
+        """Fork a standby, which waits inside this call; return False in this process.
 
-        The standby continues when this process has ended; when it is not needed any more, it ends here.
+        If this process refuses the next statement and ends, the call returns True in the standby, which continues. If
+        the standby is no longer needed, it ends inside this call.
         """
         reading, writing = os.pipe()
         pid = self._fork()
@@ -257,7 +259,10 @@ class SharedSetup:
             os.waitpid(pid, 0)
 
     def refuse(self, reason: str) -> NoReturn:
-        """End the set-up before the current statement: end this process and let the standby, if any, continue."""
+        """End the set-up before the current statement because of `reason`.
+
+        This process ends and the standby continues; without a standby, no segment is forked.
+        """
         if self._standby is None:
             self.quit(reason)
         text = f"{reason} (line {self._line})"
@@ -265,7 +270,10 @@ class SharedSetup:
         self._leave()
 
     def quit(self, reason: str) -> NoReturn:
-        """End the set-up without forking segments: these start on their own."""
+        """End the set-up and this process without forking segments; each segment then starts on its own.
+
+        `reason` is reported to the process that requested the set-up.
+        """
         with contextlib.suppress(OSError):
             ready = ForkServerReady(perf_counter() - self._began, reason, usable=False)
             os.write(self._channel, msgspec.json.encode(ready))
@@ -276,15 +284,16 @@ class SharedSetup:
         _exit(0)
 
     def _fork(self) -> int:
-        """Fork a child that can continue the program as this process can; return its process id, 0 in the child."""
+        """Fork a child that can continue the program like this process; return its process id, or 0 in the child."""
         with self._children_continue():
             return _fork()
 
     @contextlib.contextmanager
     def _children_continue(self) -> Iterator[None]:
-        """In children forked inside the `with` block, undo what Python and Rearview do after a fork.
+        """Let children that are forked inside the `with` block continue the program.
 
-        Such a child continues the program: it watches loops, and has the random state of the parent.
+        After a fork, Python and Rearview change random states in a child, and Rearview stops watching its loops. Here
+        this is undone: the child watches loops and has the random states of the parent.
         """
         session, pid = self._session, os.getpid()
         stack, state = session.stack, read_global()
@@ -300,9 +309,10 @@ class SharedSetup:
                 write_global(state)
 
     def _obstacle(self, *, seeds: bool = False) -> str:
-        """Return why the process must not be forked here, or why its state depends on the run; else an empty text.
+        """Return why segments cannot share the state of this process, or an empty text if they can.
 
-        `seeds` is True after a statement that only gives seeds.
+        Either the process must not be forked here, or its state depends on the run. `seeds` is True after a statement
+        that only gives seeds.
         """
         for library, why in _UNFIT_LIBRARIES.items():
             if library in sys.modules:
@@ -319,7 +329,7 @@ class SharedSetup:
         )
 
     def _file_obstacle(self) -> str:
-        """Return why segments cannot inherit the changes of files by the set-up; empty if they can."""
+        """Return why segments cannot inherit what the set-up did with files, or an empty text if they can."""
         new_descriptors = open_files() - self._open
         new_descriptors = {
             file
@@ -336,7 +346,10 @@ class SharedSetup:
         return self._written_file_obstacle() if view.changes != self._view[2] else ""
 
     def _written_file_obstacle(self) -> str:
-        """Remember the files that the set-up has written; return why segments cannot have them, or an empty text."""
+        """Remember the files that the set-up has created, so that each segment gets a copy.
+
+        Return why segments cannot get copies, such as because an existing file was changed, or an empty text.
+        """
         current_files = _files_below(self._tree)
         for path, facts in self._files.items():
             if current_files.get(path) != facts:
@@ -355,7 +368,10 @@ class SharedSetup:
         return ""
 
     def _run_dependence(self, *, seeds: bool) -> str:
-        """Return why the state after the set-up depends on the run that is replayed; empty if it does not."""
+        """Return why the state of the program depends on which run is replayed, or an empty text if it does not.
+
+        `seeds` is True after a statement that only gives seeds.
+        """
         readers = {name for name in self._clock_readers if name not in READING_CLOCK}
         if readers:
             return "it reads the clock"
@@ -371,7 +387,10 @@ class SharedSetup:
         return ""
 
     def _moved_generators(self) -> set[str]:
-        """Return the names of the global random generators that are no longer in the state given by the run's key."""
+        """Return the names of the global random generators that are no longer in their first state.
+
+        The first state is the one that Rearview derives from the run's random key.
+        """
         states, initial = read_global(), self._randomness.initial()
         return {
             name
@@ -380,7 +399,7 @@ class SharedSetup:
         }
 
     def _fork_segments(self) -> None:
-        """Wait at the entry of the main loop and fork segments from here; return only in the forked segments."""
+        """Fork segments of one run here, at the entry of the main loop; return only in the processes of segments."""
         reason = self._obstacle()
         if reason:
             self.quit(reason)
@@ -388,9 +407,13 @@ class SharedSetup:
         self._become_segment(request, None, -1)
 
     def _serve(self) -> tuple[SpawnRequest, int]:
-        """Fork a process for each request; return only in the forked processes."""
+        """Fork a process for each request; return only in the forked processes.
+
+        Return the request, and the file descriptor of its own socket if the process becomes a set-up process, else -1.
+        """
         self._session.shared_setup = None
-        self._session.closed = True  # no replay ends when this process ends
+        # write no report when this process ends: it replays no segment itself
+        self._session.closed = True
         self._clock.listeners.clear()
         _running_setup.clear()
         self._used_paths = self._patches.view.used_paths or set()
@@ -408,7 +431,8 @@ class SharedSetup:
     ) -> SetupScript | Any:
         """Turn this process into the replay of the segment in `request`; return the segment's script.
 
-        `script` is the script of the set-up, of which `executed` statements are executed; None at the main loop.
+        `script` is the script of the set-up, of which `executed` statements are executed. At the main loop, `script`
+        and the result are None.
         """
         session = self._session
         control = msgspec.json.decode(request.environment[VARIABLE], type=Control)
@@ -438,13 +462,19 @@ class SharedSetup:
         return own_script
 
     def _leave_segment(self, reason: str) -> NoReturn:
-        """End this process, because its segment cannot continue from here; another set-up process may suit it."""
+        """End this process because of `reason`: its segment cannot continue from this set-up.
+
+        Another set-up process may suit the segment.
+        """
         os.write(2, f"not shared: {reason}\n".encode())
         self._session.closed = True
         _exit(UNLIKE)
 
     def _difference(self, fresh: Replayer, script: SetupScript) -> str:
-        """Return how the tree of segment `fresh` differs in files that the set-up used; empty if it does not."""
+        """Return how the session `fresh` of a segment differs in a way that matters to the set-up, or an empty text.
+
+        Settings, arguments, and files that the set-up used or that either run read are compared.
+        """
         session = self._session
         for attribute in ("root", "settings", "arg_values"):
             if getattr(fresh, attribute) != getattr(session, attribute):
@@ -488,7 +518,10 @@ class SharedSetup:
         return ""
 
     def _take_files(self, fresh: Replayer) -> None:
-        """Copy the files that the set-up has written into the segment's own tree, and change folders to this tree."""
+        """Copy the files that the set-up has created into the work tree of the segment `fresh`.
+
+        Change the current folder and the folders of imports to this tree.
+        """
         own_tree = os.path.realpath(fresh.segment.tree)
         for each in self._new_files:
             target = f"{own_tree}/{each.path}"
@@ -510,7 +543,7 @@ class SharedSetup:
                 folders[:] = map(to_own_tree, folders)
 
     def _take_session(self, fresh: Replayer, inputs: RunInputs, request: SpawnRequest) -> None:
-        """Give this process's session the segment of `fresh`, with the records and the report."""
+        """Give the session of this process the segment, records and report of `fresh`, and direct patches to its run."""
         session, patches = self._session, self._patches
         assert fresh.view is not None
         patches.view.take_over(fresh.view)
@@ -538,14 +571,14 @@ class SharedSetup:
         set_tracker_variables(Path(session.segment.tree).parent)
 
     def _follow(self, inputs: RunInputs) -> None:
-        """Let random numbers and clock readings be those of the run with these inputs."""
+        """Let random numbers and clock readings from now on be those of the run whose key and folder are in `inputs`."""
         self._randomness.follow(inputs.key, seeded=self._seeded)
         self._clock.follow(inputs.folder / clocks.FILE, inputs.clock_rule)
 
 
 @dataclass(slots=True)
 class _NewFile:
-    """A file or folder that the set-up has created in its tree."""
+    """A file or folder that the set-up has created in its copy of the work tree."""
 
     path: str
     folder: bool
@@ -563,7 +596,7 @@ def _on_process(event: str, _args: tuple[Any, ...]) -> None:
 
 
 def watch_program() -> None:
-    """From now on, report to the set-up the processes that the program starts, and copies of the environment."""
+    """Patch Python so that the running set-up is told when the program starts a process or copies the environment."""
     listen(_on_process, *_PROCESSES)
     environ: Any = type(os.environ)
     real = environ.__iter__
@@ -586,7 +619,7 @@ def _called_by_rearview(frame: Any) -> bool:
 
 
 def _lost_by_fork() -> str:
-    """Return which thread a fork would lose or which memory it would share; empty if there is none."""
+    """Return which thread a forked child would lose or which memory it would share, or an empty text if none."""
     threads = threads_left()
     if threads:
         return f"a thread was left behind: {min(threads)}"
@@ -599,7 +632,7 @@ def _lost_by_fork() -> str:
 
 
 def _end_openmp_threads() -> None:
-    """End the threads of OpenMP libraries in this process; the libraries start new ones when needed."""
+    """End the threads of OpenMP libraries in this process; the libraries start new threads when needed."""
     if not threads_left():
         return
     with _open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
@@ -611,7 +644,11 @@ def _end_openmp_threads() -> None:
 
 
 def _files_below(folder: str, prefix: str = "") -> dict[str, tuple[str, str | int, int]]:
-    """Return (kind, target or size, time) of the files, folders and links below a folder, by path in this folder."""
+    """Return path in `folder` -> (kind, size, time) of the files, folders and links in `folder` at any depth.
+
+    The kind is `file`, `folder` or `link`; for a link, the second value is its target. Times are in nanoseconds, 0
+    except for files. `prefix` is put before each path.
+    """
     files: dict[str, tuple[str, str | int, int]] = {}
     with _scandir(folder) as entries:
         for entry in entries:

@@ -1,7 +1,8 @@
-"""The top-level statements of a script, for a set-up that several segments share.
+"""The first top-level statements of a script, which one process executes for several segments (the set-up).
 
-`SetupScript` compiles the statements one by one. A statement is *safe* if its text alone shows that a forked process
-inherits all its effects. A statement that only gives seeds makes random generators independent of the run.
+The process is then forked for each segment. `SetupScript` compiles the statements one by one. A statement is *safe* if
+its text alone shows that a forked process inherits all its effects. A statement that only gives seeds makes the states
+of random generators independent of the run.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ _SEEDS = frozenset(
 )
 """Functions that give a seed to a random generator."""
 _HARMLESS = frozenset({"torch.use_deterministic_algorithms", "torch.cuda.is_available"})
-"""Functions that draw no random number and are often called together with functions that give seeds."""
+"""Functions that draw no random number; a statement that only gives seeds may also call these."""
 _SEEDED = {"random": "random", "np": "numpy", "numpy": "numpy", "torch": "torch"}
-"""By name in a script: the library that the name must mean."""
+"""Name that a script uses in calls of `_SEEDS` -> library to which it must be bound."""
 _PLAIN = (ast.Constant, ast.Name, ast.Attribute, ast.Load)
 _BEYOND_SEEDS = (
     *(ast.Import, ast.ImportFrom, ast.For, ast.While, ast.With, ast.Global, ast.Lambda),
     *(ast.Yield, ast.YieldFrom, ast.Await, ast.comprehension, ast.FunctionDef, ast.ClassDef),
 )
-"""Syntax that shows that a function does more than give seeds."""
+"""Syntax nodes in a function that show that it does more than give seeds."""
 
 
 @dataclass(frozen=True, slots=True)
 class SetupStatement:
-    """One top-level statement of the script."""
+    """One compiled top-level statement of the script."""
 
     code: CodeType
     safe: bool
@@ -54,21 +55,21 @@ class SetupStatement:
 
 @dataclass
 class SetupScript:
-    """The program's script, divided into its top-level statements."""
+    """The script of the program to replay, divided into its top-level statements."""
 
     path: str
     relative: str
-    """Path relative to the project."""
+    """Path of the script relative to the project."""
     source: ast.Module
-    """The syntax tree of the script as it was written."""
+    """The syntax tree of the script as the user wrote it."""
     tree: ast.Module
-    """The syntax tree with instrumented loops."""
+    """The syntax tree of the script with instrumented loops and probes."""
     flags: int
     """Compiler flags of the script's `from __future__` imports."""
 
     @classmethod
     def read(cls, session: Replayer, path: str) -> SetupScript:
-        """Return the script at `path`, with the text that the segment of `session` runs."""
+        """Return the script at `path`, in the version that the segment of `session` runs."""
         data = Path(session.real(path, PathUse.RUN)).read_bytes()
         source = ast.parse(data)
         tree = session.compiler.instrumented(data, path)
@@ -81,7 +82,7 @@ class SetupScript:
         return cls(path, relative, source, tree, flags)
 
     def statements(self, session: Replayer, count: int) -> list[SetupStatement]:
-        """Return the instrumented statements made from the first `count` statements of the source."""
+        """Return the compiled instrumented statements for the first `count` statements of the source."""
         functions = {
             node.name: node for node in self.source.body if isinstance(node, ast.FunctionDef)
         }
@@ -103,7 +104,7 @@ class SetupScript:
         return statements
 
     def code_after(self, session: Replayer, count: int) -> CodeType:
-        """Return the code of all statements after the first `count` ones."""
+        """Return the compiled code of all instrumented statements after the first `count` ones."""
         return self._code(session, self.tree.body[count:])
 
     def _code(self, session: Replayer, body: list[ast.stmt]) -> CodeType:
@@ -111,7 +112,10 @@ class SetupScript:
         return code
 
     def sharing_key(self, session: Replayer, count: int) -> tuple[Any, ...]:
-        """Return a value that is equal for two versions if these can share the first `count` statements."""
+        """Return a key of this script: two versions with equal keys can share their first `count` statements.
+
+        `session` replays this version of the script.
+        """
         last_line = max((node.end_lineno or 0 for node in self.tree.body[:count]), default=0)
         loops = [
             history.site.id
@@ -125,7 +129,7 @@ class SetupScript:
         return (count, code, sorted(loops), drawn, session.compiler.autolog)
 
     def forget_loops_after(self, session: Session, count: int) -> None:
-        """Forget the loops of this version that come after its first `count` statements."""
+        """Remove the loops that come after the script's first `count` statements from `session.histories`."""
         last_line = max((node.end_lineno or 0 for node in self.tree.body[:count]), default=0)
         for name, history in list(session.histories.items()):
             if history.site.path == self.relative and history.site.line > last_line:
@@ -138,7 +142,10 @@ def _line(node: ast.stmt) -> int:
 
 
 def is_safe(node: ast.stmt) -> bool:
-    """Return True if a statement only binds names to functions, constants or modules that are already loaded."""
+    """Return True if the statement `node` only binds names to functions, constants or modules that are already loaded.
+
+    A statement that is only a constant, such as a docstring, is safe too.
+    """
     if isinstance(node, ast.Import):
         return all(alias.name in sys.modules for alias in node.names)
     if isinstance(node, ast.ImportFrom):
@@ -154,9 +161,9 @@ def is_safe(node: ast.stmt) -> bool:
 
 
 def only_gives_seeds(node: ast.stmt, functions: Mapping[str, ast.FunctionDef]) -> bool:
-    """Return True if a statement only gives seeds to random generators, and draws no random number.
+    """Return True if the statement `node` is a call that gives seeds to random generators and does nothing else.
 
-    It may also call a function of the script that only gives seeds.
+    It may call a function of the script (`functions`: name -> definition) that only gives seeds.
     """
     if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Call):
         return False
@@ -181,11 +188,11 @@ def _calls_only_seeds(body: Sequence[ast.AST]) -> bool:
                 if name not in _SEEDS | _HARMLESS:
                     return False
                 if name in _SEEDS and not (part.args or part.keywords):
-                    return False  # a call without a seed draws a random one
+                    return False  # without an argument, the function draws a random seed
             elif isinstance(part, _BEYOND_SEEDS):
                 return False
             elif isinstance(part, (ast.Name, ast.arg)):
-                # the script may bind the name of a library to another object
+                # refuse if the code binds the name of a library to another object
                 bound = isinstance(part, ast.arg) or not isinstance(part.ctx, ast.Load)
                 name = part.arg if isinstance(part, ast.arg) else part.id
                 if bound and name in _SEEDED:
@@ -194,7 +201,7 @@ def _calls_only_seeds(body: Sequence[ast.AST]) -> bool:
 
 
 def names_mean_libraries(namespace: Mapping[str, Any]) -> bool:
-    """Return True if the names in `_SEEDED` mean their libraries in `namespace`, where they are bound."""
+    """Return True if each name of `_SEEDED` that is in `namespace` (name -> value) is bound to its library there."""
     return all(
         name not in namespace or namespace[name] is sys.modules.get(library)
         for name, library in _SEEDED.items()

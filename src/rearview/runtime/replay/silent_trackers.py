@@ -2,8 +2,8 @@
 
 During a replay nothing reaches TensorBoard, W&B or MLflow: the program's own values were sent when it was
 recorded, and the values that a probe logs with a tracker become records (`logged_values`). If a probe logs with a
-TensorBoard writer, `EventFiles` also writes these values, with a second writer of the same library, to the store's
-folder `tensorboard/<run>/<replay>`. The folder gets this name when the replay ends without a difference.
+TensorBoard writer, `EventFiles` also writes these values, with a second writer of the same library, into a temporary
+folder of the store. If the replay ends without a difference, this folder is renamed to `tensorboard/<run>/<replay>`.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ METHODS = frozenset(
         *("add_images", "add_figure", "add_text", "add_audio", "add_video", "add_pr_curve"),
     }
 )
-"""Methods of a TensorBoard writer; probes that call them also write to `EventFiles`."""
+"""Methods of a TensorBoard writer; if a probe calls one, the values are also written into event files."""
 REAL = "_rearview_file_writer"
-"""Attribute of a writer's module that holds the real file writer class while `SilentWriter` replaces this class."""
+"""Attribute added to the modules in `_WRITERS`: the real class `FileWriter`, which `SilentWriter` replaces there."""
 
 
 def logged_values(method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that a call of a tracker's method logs, by name.
+    """Return name -> value for the values that a call of a tracker's method `method` logs.
 
     >>> logged_values("add_scalar", ("loss", 0.5, 3), {}), logged_values("log", ({"a": 1},), {"step": 2})
     ({'loss': 0.5}, {'a': 1})
@@ -75,9 +75,9 @@ def scalar_of(value: Any) -> Any:
 
 
 def silence_trackers(folder: Path) -> None:
-    """Silence trackers in a replay: these write nothing and contact no server.
+    """Patch experiment trackers so that they write nothing and contact no server during a replay.
 
-    Trackers that cannot work without files write them to `folder`.
+    Trackers that cannot work without files write these files to `folder`.
     """
     set_tracker_variables(folder)
     for name in _WRITERS:
@@ -87,14 +87,14 @@ def silence_trackers(folder: Path) -> None:
 
 
 def set_tracker_variables(folder: Path) -> None:
-    """Set the environment variables that keep trackers in `folder`."""
+    """Set environment variables that make W&B print nothing and MLflow write its database to `folder`."""
     os.environ.setdefault("WANDB_SILENT", "true")
     os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
     os.environ["MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING"] = "false"
 
 
 class SilentWriter:
-    """Takes the place of the file writer of TensorBoard or tensorboardX, and writes nothing."""
+    """Replacement for the class `FileWriter` of TensorBoard or tensorboardX that writes nothing."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         named = (kwargs[name] for name in ("log_dir", "logdir", "file_prefix") if name in kwargs)
@@ -117,7 +117,7 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 def _silence_writer(module: ModuleType) -> None:
     vars(module)[REAL] = vars(module)["FileWriter"]
     vars(module)["FileWriter"] = SilentWriter
-    module.SummaryWriter.add_embedding = _nothing  # the only method that writes other files
+    module.SummaryWriter.add_embedding = _nothing  # it writes files without `FileWriter`
 
 
 def _silence_mlflow(module: ModuleType) -> None:
@@ -128,7 +128,8 @@ def _silence_mlflow(module: ModuleType) -> None:
 def _doing_nothing(real: Callable[..., Any]) -> Callable[..., None]:
     """Return a function that does nothing and has the name of `real`.
 
-    The program's state may refer to `real` (`from mlflow import set_tracking_uri`), and must look as recorded.
+    A variable of the program may hold the function (`from mlflow import set_tracking_uri`). It belongs to the state,
+    which is compared with the recorded state, where the function has this name.
     """
 
     @functools.wraps(real)
@@ -139,7 +140,7 @@ def _doing_nothing(real: Callable[..., Any]) -> Callable[..., None]:
 
 
 def _silence_wandb(module: ModuleType, folder: Path) -> None:
-    """Let a run of W&B stay offline and write to `folder`; a disabled run stays disabled."""
+    """Patch `wandb.init` so that runs of W&B are offline and write to `folder`; disabled runs stay disabled."""
     real = module.init
 
     @functools.wraps(real)
@@ -154,7 +155,7 @@ def _silence_wandb(module: ModuleType, folder: Path) -> None:
 
 
 class EventFiles:
-    """The event files of one replay."""
+    """Writes the TensorBoard event files of one replay."""
 
     def __init__(self, store: Path, run: str, replay: str) -> None:
         self._folder = store / EVENT_FILES / run / replay
@@ -163,7 +164,7 @@ class EventFiles:
         self._failed = False
 
     def add(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Repeat a probe's call of a writer's method with a real writer; after a failure, write no more files."""
+        """Repeat a probe's call of the writer's method `method` on a real writer; after a failure, write no more."""
         module = next((sys.modules[name] for name in _WRITERS if name in sys.modules), None)
         if method not in METHODS or self._failed or module is None or not hasattr(module, REAL):
             return
@@ -172,7 +173,7 @@ class EventFiles:
         try:
             getattr(self._open_writer(module), method)(*args, **kwargs)
         except Exception:
-            self._failed = True  # the values are still in the table
+            self._failed = True  # no values are lost: they are also records
         finally:
             vars(module)["FileWriter"] = silent
 
@@ -182,7 +183,7 @@ class EventFiles:
         return self._writer
 
     def close(self, *, good: bool) -> None:
-        """Close the files; remove them if the replay was not good."""
+        """Close the event files; keep them if `good` (the replay ended without a difference), else remove them."""
         if self._writer is None:
             return
         try:

@@ -1,12 +1,13 @@
 """Set up a session that replays a segment.
 
 A replay patches the functions for random numbers, clock and files. Libraries bind names to these
-functions when they are imported (`from time import time`), so the patches are installed first, and are
-directed to a run when this is known: at once in a fresh process, after the fork in a process of the
-fork server. Processes that a replay starts run in its scratch tree and log into the replay.
+functions when they are imported (`from time import time`), so the patches are installed before. They are
+directed to the data of one run as soon as this run is known: at once in a process that was started for one segment,
+after the fork in a process of the fork server. Child processes of a replay also run in its scratch tree (its own copy
+of the work tree), and their records belong to the replay.
 
-Probes run under a guard (`guard_probes`): after a probe has run, the guard restores the random state and the position
-in the recorded clock readings.
+Probes run inside a context manager, the guard (`guard_probes`): after a probe has run, the guard restores the random
+state and the position in the recorded clock readings.
 
 Modules that only recording needs are not imported here.
 """
@@ -63,28 +64,28 @@ if TYPE_CHECKING:
     from rearview.runtime.replay.replayer import Replayer
 
 VARIABLE = "REARVIEW_REPLAY"
-"""Environment variable with the replay that child processes belong to."""
+"""Environment variable that tells child processes to which replay they belong (a `ParentReplay` as JSON)."""
 _PATHS = ("dir", "orig_dir", "init_main_from_path")
 
 
 class ParentReplay(msgspec.Struct, frozen=True):
-    """The replay to which a child process belongs."""
+    """The replay to which a child process belongs, as the environment variable `VARIABLE` tells it."""
 
     root: str
     run: str
     replay: str
     names: tuple[str, ...]
-    """Names to record; all other names were recorded before."""
+    """Names that the replay records; the recorded run has logged all other names."""
 
 
 def parent_replay() -> ParentReplay | None:
-    """Return the replay that started this process, or None if none did."""
+    """Return the replay to which this process belongs as a child process, or None if it belongs to none."""
     text = os.environ.get(VARIABLE)
     return msgspec.json.decode(text, type=ParentReplay) if text else None
 
 
 def make_children_join(parent: ParentReplay, view: FileView) -> None:
-    """Let processes that are started from now on belong to the replay `parent`."""
+    """Make child processes that are started from now on belong to the replay `parent` and find its files by `view`."""
     os.environ[VARIABLE] = msgspec.json.encode(parent).decode()
     after_import("multiprocessing.spawn", functools.partial(_redirect, view=view))
 
@@ -106,12 +107,12 @@ def _redirect(spawn: ModuleType, *, view: FileView) -> None:
 
 
 _NOWHERE = "\0"
-"""A root that contains no path."""
+"""Root folder for a `FileView` that translates no path: no path is inside this folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayPatches:
-    """The patches of a replay, for files, random numbers and the clock."""
+    """The patched functions of a replay for files, random numbers and the clock."""
 
     view: FileView
     randomness: entropy.Randomness | None
@@ -119,7 +120,7 @@ class ReplayPatches:
 
     @classmethod
     def install(cls, *, watched: bool = True) -> ReplayPatches:
-        """Install the patches; without `watched`, random numbers and clock stay as they are."""
+        """Patch the functions and return the patches; without `watched`, do not patch random numbers and clock."""
         randomness = clock = None
         if watched:
             randomness = entropy.install(b"")
@@ -134,10 +135,10 @@ class ReplayPatches:
     def direct_to(
         self, view: FileView, key: bytes, readings: Path, rule: int
     ) -> dict[str, list[Any]]:
-        """Direct the patches to one run: its files, its random key, its recorded clock readings.
+        """Direct the patches to one run: its files (`view`), random key and file with recorded clock readings.
 
-        `rule` is the version of the rule by which readings were recorded. Return the positions in
-        the random stream and in the clock readings, by name of the root: both are part of the state.
+        `rule` is the version of the rule by which the clock readings were recorded. Return name of a root -> position
+        in the random stream or in the clock readings: both positions belong to the state.
         """
         positions: dict[str, list[Any]] = {}
         if self.randomness is not None:
@@ -152,31 +153,34 @@ class ReplayPatches:
 
 @dataclass(frozen=True, slots=True)
 class SharedStart:
-    """What a segment inherits from the fork server."""
+    """Data that a process inherits from the fork server from which it was forked."""
 
     patches: ReplayPatches
     seconds: float
-    """Seconds that the fork server has spared this process."""
+    """Seconds that this process did not need, because other processes had done its imports and first statements."""
     setup: SetupStart | None = None
-    """Which set-up this process runs for several segments; None if it runs a single segment."""
+    """Which first part of the program this process runs for several segments; None if it runs one segment."""
     channel: int = -1
     """Socket on which a set-up process gets its requests; -1 in any other process."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunInputs:
-    """Inputs of a run that its replays repeat."""
+    """Random key and clock readings of a recorded run, which its replays use again."""
 
     key: bytes
     """The key from which the random numbers of the run are derived."""
     folder: Path
-    """The folder of the run."""
+    """The folder of the run in the store, which contains its clock readings."""
     clock_rule: int
-    """Version of the rule by which clock readings were recorded."""
+    """Version of the rule by which the clock readings of the run were recorded."""
 
 
 def replay(control: Control, shared: SharedStart | None = None) -> Replayer:
-    """Return the session that replays the segment of `control`."""
+    """Return the session that replays the segment of `control`, with all patches installed.
+
+    `shared` is what this process has inherited from the fork server; None in a process started for one segment.
+    """
     session, inputs = make_session(control)
     use_session(session)
     os.register_at_fork(after_in_child=session.on_fork)
@@ -198,13 +202,13 @@ def replay(control: Control, shared: SharedStart | None = None) -> Replayer:
 
 
 def parent_of(session: Replayer) -> ParentReplay:
-    """Return the value that tells child processes to which replay they belong."""
+    """Return the replay of `session` in the form in which child processes are told to which replay they belong."""
     segment = session.segment
     return ParentReplay(str(session.project.root), session.run, segment.replay, segment.names)
 
 
 def make_session(control: Control) -> tuple[Replayer, RunInputs]:
-    """Return the session that replays the segment of `control`, before anything is patched."""
+    """Return the session that replays the segment of `control`, and inputs of its run; patch nothing."""
     assert control.segment is not None
     segment = msgspec.json.decode(Path(control.segment).read_bytes(), type=SegmentFile)
     project = Project.open(Path(control.root))
@@ -255,8 +259,9 @@ def make_session(control: Control) -> tuple[Replayer, RunInputs]:
 
 
 def _view(project: Project, segment: SegmentFile, root: str, created: Sequence[str]) -> FileView:
-    """Return the view of files for a program that sees its project at `root`, where the run was recorded.
+    """Return the translation of file paths for a replay.
 
+    The program sees its project at `root`, where the run was recorded; the files are in the tree of `segment`.
     `created` are the files that the run created.
     """
     spared = (os.path.realpath(project.store) + os.sep, *unrecorded_prefixes())
@@ -287,11 +292,15 @@ def _view(project: Project, segment: SegmentFile, root: str, created: Sequence[s
 
 
 def guard_probes(session: Replayer) -> None:
-    """Offer the names that probes use: the guard around them, and `rearview` itself."""
+    """Make available the names that code with probes uses: the context managers around probes, and `rearview`.
+
+    The context manager (guard) restores random states and clock readings after a probe. `track` records the values
+    that a probe logs with an experiment tracker.
+    """
 
     @contextmanager
     def shield(line: int, *generators: Any) -> Iterator[None]:
-        del line  # the traceback has it
+        del line  # not needed: the traceback contains the line
         random_state = read_global()
         positions = copy.deepcopy({k: v for k, v in session.declared.items() if k.startswith("$")})
         generator_states = [(generator, _state_of(generator)) for generator in generators]
@@ -299,7 +308,7 @@ def guard_probes(session: Replayer) -> None:
         try:
             yield
         except Exception as exc:
-            trace = exc.__traceback__  # the first entry is this generator, the second the probe
+            trace = exc.__traceback__  # its first frame is this function, the second one the probe
             session.note_probe_error(exc, trace and trace.tb_next)
             raise
         finally:
@@ -327,11 +336,11 @@ def guard_probes(session: Replayer) -> None:
     offer(PROBE_HOOK, shield, **{WITHOUT_RANDOM: guard_lightly, TRACK: track})
     offer_value(
         PACKAGE, importlib.import_module(PACKAGE)
-    )  # a probe may use it without importing it
+    )  # a probe may use `rearview` without importing it
 
 
 class _LightGuard:
-    """The guard of a probe that draws no random numbers: it only counts the probe as running."""
+    """Context manager around a probe that draws no random numbers: it restores no state, only counts the probe."""
 
     __slots__ = ("session",)
 
@@ -357,7 +366,7 @@ def _restore_declared(live: Any, saved: Any) -> None:
 
 
 def _state_of(generator: Any) -> Any:
-    """Return the state of a random generator of Python, NumPy or torch; None if it is of another library."""
+    """Return a copy of the state of a random generator of Python, NumPy or torch, or None for another library's."""
     if hasattr(generator, "bit_generator"):
         return copy.deepcopy(generator.bit_generator.state)
     for getter in ("getstate", "get_state"):

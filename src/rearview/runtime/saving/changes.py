@@ -1,16 +1,19 @@
 """Find the buffers that changed since their last save, and copy them into staging memory.
 
+A buffer is the raw bytes of one array or tensor of the state. The buffers of successive checkpoints are compared if
+they have the same key.
+
 Three tests can prove that a buffer is unchanged. From the cheapest to the most expensive: the page tables say
 that no page was written (`dirty_pages`); the live buffer has the hash of the saved bytes; the copy of the buffer
 has the id of the saved object. A buffer whose sampled bytes differ has changed for certain and is copied without
 a hash.
 
-Page tables are used for buffers that did not change so far or are not likely to change, and between the end of
-an inner loop and the boundary after this loop, because the state mostly stays the same between these two.
+Page tables are used for buffers that did not change so far or are not likely to change. They are also used between
+the end of an inner loop and the next boundary of the outer loop, because the state mostly stays the same in between.
 
 At one boundary, `select` finds that a buffer is *unchanged* (stored before), equal to a copy *in flight* (not
 durable yet), or *changed*. A changed buffer is copied at once, or *late*: after training has resumed, if its
-pages are watched and earlier iterations did not write to the buffer soon.
+pages are watched and earlier iterations did not write to the buffer soon after they began.
 """
 
 from __future__ import annotations
@@ -46,21 +49,22 @@ from rearview.store.checkpoints.objects import as_bytes
 from rearview.store.create_files import ALIGN
 
 SAMPLES, SAMPLE = 16, 64
-"""Number of samples that are compared in a buffer, and bytes of each sample."""
+"""Number of samples of a buffer that are compared, and number of bytes in each sample."""
 TINY = 4096
-"""Bytes. Smaller buffers are joined into one: handling each buffer costs more than copying its bytes."""
+"""Buffers of fewer bytes are joined into one: handling each buffer costs more than copying its bytes."""
 SMALL = 1 << 16
-"""Bytes. Smaller buffers are always copied: no test of the live bytes is cheaper than the copy."""
+"""Buffers of fewer bytes are always copied: no test of the live bytes is cheaper than the copy."""
 MOST_PACKS = 8
-"""Old packs that one checkpoint may refer to; a small part in a further pack is written again."""
+"""Maximum number of pack files of earlier checkpoints to which one checkpoint may refer; an unchanged small buffer
+in a further pack file is written again."""
 LARGE = 1 << 20
 """Buffers of at least this many bytes are copied by several threads."""
 HASHED_CHANGES = 2
-"""Number of saves; a buffer that changed in more saves in a row is expected to change again, and is not hashed."""
+"""A buffer that changed in more than this many saves in a row is expected to change again, and is not hashed."""
 
 
 def sample(view: memoryview) -> bytes:
-    """Return some bytes of a buffer: if the samples of two buffers differ, the buffers differ."""
+    """Return sampled bytes of the buffer `view`: if the samples of two buffers differ, the buffers differ."""
     return b"".join(view[at : at + SAMPLE] for at in sample_offsets(len(view)))
 
 
@@ -71,12 +75,12 @@ def sample_offsets(nbytes: int) -> range:
 
 
 def fast_hash(view: memoryview) -> bytes:
-    """Return a hash of all bytes, at the speed of memory."""
+    """Return a hash of all bytes of `view`, computed as fast as the memory can be read."""
     return xxhash.xxh3_128_digest(view)
 
 
 def equal(left: memoryview, right: memoryview) -> bool:
-    """Return True if two buffers hold the same bytes; compares without the interpreter lock."""
+    """Return True if `left` and `right` hold equal bytes; the interpreter lock is released while they are compared."""
     if len(left) != len(right) or sample(left) != sample(right):
         return False
     return not _memcmp()(
@@ -93,12 +97,12 @@ def _memcmp() -> Any:
 
 @dataclass(frozen=True, slots=True)
 class CopyHints:
-    """What the recorder expects to happen to a state after it is copied."""
+    """Expectations of the recorder about the state that is being saved, which decide how it is copied."""
 
     recapture: bool = False
     """Whether nearly the same state will be captured again before training resumes."""
     likely_unchanged: Collection[str] = ()
-    """Keys of buffers that are not likely to change at all."""
+    """Keys of buffers that will probably never change."""
     free_core: bool = True
     """Whether a core is free for a late copy, so that training need not wait for the copy."""
 
@@ -108,19 +112,19 @@ NO_HINTS = CopyHints()
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The buffers of one state, by key, sorted by what a save has to do with each."""
+    """The buffers of one captured state in three groups; a save treats each group differently."""
 
     unchanged: dict[str, ObjectRef]
-    """Buffers that were stored before: only the reference is saved."""
+    """Key of a buffer that is stored already -> reference to the stored object; only the reference is saved."""
     in_flight: dict[str, Staged]
-    """Buffers that equal a copy of an earlier checkpoint, which is not durable yet."""
+    """Key of a buffer that equals a copy of an earlier checkpoint, not durable yet -> copies of that checkpoint."""
     changed: dict[str, memoryview]
-    """Buffers that must be copied."""
+    """Key of a buffer that must be copied -> its bytes."""
 
 
 @dataclass(slots=True)
 class _SavedBuffer:
-    """Facts about one buffer from its last save."""
+    """What is remembered of one buffer from its last save."""
 
     ref: ObjectRef
     sample: bytes
@@ -143,18 +147,18 @@ class Changes:
         self._saved: dict[str, _SavedBuffer] = {}
         self._pages = Pages()
         self._in_flight: dict[str, Staged] = {}
-        """By key of a buffer: its newest copy that is not durable yet."""
+        """Key of a buffer -> copies of the newest checkpoint that copied it and is not durable yet."""
         self._watched: dict[str, PageWatch] = {}
-        """By key of a buffer: the watch over its pages since its last copy."""
+        """Key of a buffer -> the watch over its pages since its last copy."""
         self._long_watched: set[str] = set()
-        """Keys of buffers that stay watched until they are written; the watches of other buffers end when
+        """Keys of buffers that stay watched until the program writes to them; the watches of other buffers end when
         training resumes."""
         self._late_copies: list[LateCopy] = []
-        """Late copies that still run, or whose watches are still registered."""
+        """Late copies that are still being made, or whose page watches have not ended."""
         self._history = WriteHistory()
 
     def select(self, buffers: Mapping[str, Any]) -> Selection:
-        """Sort the buffers of a state into unchanged ones, copies in flight and changed ones."""
+        """Return which of `buffers` (key -> buffer) are unchanged, equal to a copy in flight, or changed."""
         selection = Selection({}, {}, {})
         views = {key: as_bytes(buffer) for key, buffer in buffers.items()}
         watches = self._watch_unchanged(views)
@@ -183,9 +187,10 @@ class Changes:
         *,
         late: bool = False,
     ) -> Staged:
-        """Copy changed buffers into staging memory of at least `staging_size(changed)` bytes.
+        """Copy the changed buffers of `selection` to `into`, which has at least `staging_size` bytes for them.
 
-        With `late`, some buffers may be copied after this returns: `complete` waits for them.
+        Return the copies. With `late`, some buffers may be copied after this method returns: `complete` waits for
+        these copies.
         """
         changed = selection.changed
         staged = Staged(shared=selection.in_flight)
@@ -233,7 +238,10 @@ class Changes:
     def _late_copies_of(
         self, large: Mapping[str, CopyRange], changed: Mapping[str, memoryview], hints: CopyHints
     ) -> dict[str, WatchedCopy]:
-        """Return the copies that may be made after training has resumed; their pages are watched from now on."""
+        """Return key -> copy that may be made after training has resumed; its pages are watched from now on.
+
+        `large` holds the large buffers to copy.
+        """
         keys = [k for k in large if self._history.is_quiet(k) and k not in self._long_watched]
         if sum(large[key].nbytes for key in keys) < LATE_COPY_FROM or not self._pages.available:
             return {}
@@ -255,9 +263,9 @@ class Changes:
         }
 
     def _plan_trial(self, staged: Staged, large: Mapping[str, CopyRange], seconds: float) -> None:
-        """Let `complete` test whether training writes to new buffers while a late copy would run.
+        """Let `complete` test whether training writes to new buffers of `large` before a late copy would end.
 
-        `seconds` is the time that the copies have taken.
+        `seconds` is how long it took to copy `large`; a late copy would take `LATE_SLOWDOWN` times as long.
         """
         new = {
             key: copy_range.source for key, copy_range in large.items() if key not in self._history
@@ -266,9 +274,10 @@ class Changes:
             staged.trial, staged.trial_delay = new, LATE_SLOWDOWN * seconds
 
     def complete(self, staged: Staged) -> None:
-        """Wait for late copies; raise `OvertakenError` if training wrote to a buffer before it was copied.
+        """Wait for the late copies of `staged`; raise `OvertakenError` if training wrote to a buffer before its copy.
 
-        If buffers are to be tried for late copying, wait as long as a late copy would take and test them.
+        If `staged.trial` names buffers, wait as long as a late copy would take, and remember whether training has
+        written to them.
         """
         if staged.late is not None:
             staged.late.wait()
@@ -284,10 +293,10 @@ class Changes:
                 self._history.add(key, quiet=current == sample(view))
 
     def _watch_for_next_capture(self, changed: Mapping[str, memoryview], hints: CopyHints) -> None:
-        """Watch changed buffers that may be equal in the next capture, from before they are copied.
+        """Watch those `changed` buffers that may be unchanged in the next capture; called before they are copied.
 
-        If the state is captured again before training resumes, these are all changed buffers; otherwise
-        only new ones that are not likely to change. Small buffers are never watched.
+        If the state is captured again before training resumes, these are all changed buffers; otherwise only buffers
+        that were never saved and will probably never change. Small buffers are never watched.
         """
         unchanging = {
             key for key in hints.likely_unchanged if key in changed and key not in self._saved
@@ -303,7 +312,10 @@ class Changes:
         self._long_watched |= unchanging & self._watched.keys()
 
     def _unwritten(self, key: str, view: memoryview) -> bool:
-        """Return True if a buffer is watched and none of its pages was written; else end its watch."""
+        """Return True if the buffer `key`, now `view`, is watched and was not written since its last copy.
+
+        Otherwise end the watch over its pages, if there is one, and return False.
+        """
         watch = self._watched.get(key)
         if watch is None:
             return False
@@ -315,9 +327,9 @@ class Changes:
         return False
 
     def training_resumes(self) -> None:
-        """End the watches that last until training resumes.
+        """End the watches that were only needed until training resumes.
 
-        The first write to a watched page costs more than the copy of the page.
+        Training would be slowed: the first write to a watched page costs more than the copy of the page.
         """
         if not self._late_copies and len(self._watched) == len(self._long_watched):
             return
@@ -327,12 +339,12 @@ class Changes:
             copied += late.stop_watching()
             for key, copy in late.copies.items():
                 if ended.get(key) is copy.watch:
-                    del ended[key]  # this watch ends when the pages are copied
+                    del ended[key]  # the late copy ends this watch when the pages are copied
         self._pages.forget(*ended.values(), *copied)
         self._unregister_copied()
 
     def _unregister_copied(self) -> None:
-        """Unregister the watches of late copies that have ended."""
+        """Forget late copies that have ended, and end their page watches."""
         for late in [
             copying
             for copying in self._late_copies
@@ -342,16 +354,17 @@ class Changes:
             self._pages.end_watches(*(copy.watch for copy in late.copies.values()))
 
     def release(self, staged: Staged) -> None:
-        """Release the copies of a checkpoint that is durable, or whose save failed."""
+        """Release the copies `staged` of a checkpoint that is durable, or whose save failed."""
         for key in staged.views:
             if self._in_flight.get(key) is staged:
                 del self._in_flight[key]
         staged.release()
 
     def parts(self, staged: Staged, unchanged: Mapping[str, ObjectRef]) -> list[Part]:
-        """Return the parts of a checkpoint: references to unchanged buffers, and the copies of the changed ones.
+        """Return the parts of a checkpoint: references for buffers that are stored already, and copies of the others.
 
-        Small buffers are copied untested; those that turn out to be unchanged become references.
+        `unchanged` is key -> reference. Small buffers were copied without a test; here those that turn out to be
+        unchanged become references.
         """
         staged.separate_tiny()
         parts = [Part(key, b"", ref) for key, ref in unchanged.items()]
@@ -378,7 +391,7 @@ class Changes:
         return parts
 
     def remember_saved(self, staged: Staged, refs: Mapping[str, ObjectRef]) -> None:
-        """Remember the buffers that a save has stored under `refs`, and whether each has changed."""
+        """Remember the copies `staged` that a save has stored at `refs` (key -> reference), and which have changed."""
         staged.refs = refs
         for key, view in staged.views.items():
             saved, ref = self._saved.get(key), refs[key]
@@ -397,19 +410,19 @@ class Changes:
         self._saved = {}
 
     def close(self) -> None:
-        """End all watches."""
+        """Forget earlier saves and end all page watches."""
         self.forget()
         self._pages.close()
 
     def _watch_unchanged(self, views: Mapping[str, memoryview]) -> dict[str, PageWatch]:
-        """Watch buffers that were unchanged in the last save and may be unchanged now; return the new watches.
+        """Watch buffers that were unchanged in the last save and may be unchanged now; return key -> new watch.
 
         The watches begin before the buffers are hashed, so that the next boundary sees every later write.
         Buffers are not watched from their first save on: the first write to a watched page costs more than
         the copy of the page.
         """
         keys = []
-        for key, view in views.items():  # not over _saved: the writer thread may add to it
+        for key, view in views.items():  # not `_saved`, to which the writer thread may add
             saved = self._saved.get(key)
             if saved is not None and saved.unchanged_saves and key not in self._watched:
                 if _may_be_equal(saved, view):
@@ -422,7 +435,7 @@ class Changes:
     def _unchanged(
         self, key: str, saved: _SavedBuffer, view: memoryview, watch: PageWatch | None
     ) -> bool:
-        """Return True if a buffer equals its last save; `watch` then stays, otherwise it ends."""
+        """Return True if the buffer `key` equals its last save, `saved`; then `watch` stays, otherwise it ends."""
         if not _may_be_equal(saved, view) or fast_hash(view) != saved.hash:
             if watch is not None:
                 self._pages.forget(watch)
@@ -436,19 +449,22 @@ class Changes:
 
 
 def _may_be_equal(saved: _SavedBuffer, view: memoryview) -> bool:
-    """Return True if a buffer may equal its last save, judged by its size and samples."""
+    """Return True if size and samples of the buffer `view` equal those of its last save, `saved`.
+
+    Return False also if the hash of the last save is not known.
+    """
     if len(view) != saved.ref.nbytes or saved.hash is None:
         return False
     return sample(view) == saved.sample
 
 
 def _hash(ref: ObjectRef, view: memoryview) -> bytes:
-    """Return the hash of a copy that is stored as `ref`; not computed if the store knows the hash."""
+    """Return the hash of the copy `view`, which is stored as `ref`; use the hash in `ref` if there is one."""
     return bytes.fromhex(ref.sum) if ref.sum else fast_hash(view)
 
 
 def staging_size(changed: Mapping[str, memoryview]) -> int:
-    """Return the most bytes of staging memory that copies of the `changed` buffers can take."""
+    """Return the maximum number of bytes of staging memory that copies of the `changed` buffers take."""
     return sum(
         size if size < TINY else size + (ALIGN if size >= OBJECT_FROM else SLICE)
         for size in map(len, changed.values())
@@ -462,6 +478,6 @@ def _equals_copy(staged: Staged, key: str, view: memoryview) -> bool:
     try:
         copied = staged.views[key][:]  # while this view exists, the memory stays mapped
     except (KeyError, ValueError):
-        return False  # the checkpoint is durable and its copies were released
+        return False  # the earlier checkpoint became durable, and its copies were released
     with copied:
         return equal(copied, view)

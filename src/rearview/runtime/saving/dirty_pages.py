@@ -22,20 +22,20 @@ from dataclasses import dataclass
 import xxhash
 
 Spans = list[tuple[int, int]]
-"""Ranges of memory: (first address, address after the last)."""
+"""Ranges of memory, each (first address, address after the last byte)."""
 PAGE = 4096
 TRACK_FROM = 16 * PAGE
-"""Bytes. Smaller buffers are cheaper to hash than to look up in the page tables."""
+"""Buffers of fewer bytes are not watched: hashing them is cheaper than reading the page tables."""
 MOST_WATCHES = 4096
-"""Most watches at once: each may split a mapping, and Linux allows 65530 mappings per process."""
+"""Maximum number of watches at once: each may split a memory mapping, and Linux allows 65530 mappings per process."""
 
 LARGEST_GAP = 32 * PAGE
-"""Bytes between ranges up to which one call protects them together: each call interrupts the other cores."""
+"""Ranges with at most this many bytes between them are protected by one call: each call interrupts other cores."""
 
 _USERFAULTFD = {"x86_64": 323, "aarch64": 282}
 _USER_MODE_ONLY = 1
 _API, _REGISTER, _WRITEPROTECT = 0xC018AA3F, 0xC020AA00, 0xC018AA06
-_FEATURES = (1 << 15) | (1 << 13) | 1  # record writes without a handler, also to absent pages
+_FEATURES = (1 << 15) | (1 << 13) | 1  # the kernel records writes, also to absent pages
 _MODE_WP = 2
 _SCAN = 0xC0606610
 _CHECK_TRACKED = 2
@@ -45,7 +45,10 @@ _REQUEST = struct.Struct("12Q").pack
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PageWatch:
-    """A watched buffer: its whole pages (`low` to `high`), and the hash of its bytes before and after these pages."""
+    """A watched buffer: the addresses of its whole pages (`low` up to, not including, `high`).
+
+    `edges` is the hash of its bytes before and after these pages.
+    """
 
     address: int
     nbytes: int
@@ -55,12 +58,12 @@ class PageWatch:
 
     @property
     def page_bytes(self) -> int:
-        """Number of bytes in the whole pages."""
+        """Number of bytes in the whole pages of the buffer."""
         return self.high - self.low
 
 
 class Pages:
-    """Watches over private memory of this process, if the system offers them.
+    """Watches memory pages of this process for writes, if the system can do so.
 
     No two watches share a page: protecting a page again for a new watch would hide earlier writes from the old watch.
     """
@@ -70,9 +73,9 @@ class Pages:
         self._map = -1
         self._pid = os.getpid()
         self._watched: dict[int, PageWatch] = {}
-        """Watches, by the address of their first page."""
+        """Address of the first page of a watch -> the watch."""
         self._lows: list[int] = []
-        """These addresses, sorted."""
+        """Sorted addresses of the first pages of all watches."""
         self._room = (ctypes.c_uint64 * 3)()
         self._report_address = ctypes.addressof(self._room)
         """Address of `_room`, where the kernel reports written pages; only their number is used."""
@@ -85,11 +88,14 @@ class Pages:
         return self._fd >= 0 and self._pid == os.getpid() and not _device_in_use()
 
     def watch(self, view: memoryview) -> PageWatch | None:
-        """Watch `view` for writes from now on; return None if some writes could be missed."""
+        """Watch `view` for writes from now on and return the watch, or None if some writes could be missed."""
         return self.watch_all([view])[0]
 
     def watch_all(self, views: Sequence[memoryview]) -> list[PageWatch | None]:
-        """Watch several buffers, as `watch` does; one system call protects neighbouring buffers."""
+        """Like `watch` for each of `views`; one system call protects neighbouring buffers.
+
+        The results are in the order of `views`.
+        """
         if not self.available:
             return [None] * len(views)
         spans = private_spans()
@@ -125,28 +131,34 @@ class Pages:
         return _edges(view, watch.address, watch.low, watch.high) == watch.edges
 
     def intact(self, watch: PageWatch) -> bool:
-        """Return True if the whole pages of `watch` were not written; may be called on any thread."""
-        # `_is_watched` comes last: a new watch over the same pages ends this one before it protects them
+        """Return True if the whole pages of `watch` were not written since it began; may be called on any thread."""
+        # call `_is_watched` last: a new watch over these pages first ends `watch` and then clears their written state
         return (
             self.available and not self._written(watch.low, watch.high) and self._is_watched(watch)
         )
 
     def forget(self, *watches: PageWatch) -> None:
-        """End these watches and remove the write protection."""
+        """End `watches` and remove the write protection of their pages."""
         ended = self.end_watches(*watches)
         if ended and self.available:
             for low, high in self._ranges(ended):
                 self._unprotect(low, high)
 
     def end_watches(self, *watches: PageWatch) -> list[PageWatch]:
-        """End these watches, and return those that had not ended; the write protection stays (`remove_protection`)."""
+        """End `watches`, and return those of them that had not ended before.
+
+        Their pages stay write-protected until `remove_protection`.
+        """
         ended = [watch for watch in watches if self._is_watched(watch)]
         for watch in ended:
             self._drop(watch)
         return ended
 
     def remove_protection(self, *watches: PageWatch) -> None:
-        """Remove the write protection, so that the pages count as written; may be called on any thread."""
+        """Remove the write protection of the pages of `watches`, which then count as written.
+
+        May be called on any thread.
+        """
         low = high = 0
         for watch in sorted(watches, key=lambda each: each.low):
             if watch.low != high:
@@ -157,7 +169,7 @@ class Pages:
 
     def _unprotect(self, low: int, high: int) -> None:
         if low < high:
-            with contextlib.suppress(OSError):  # the memory is no longer mapped
+            with contextlib.suppress(OSError):  # the program may have unmapped the memory
                 self._ioctl(_WRITEPROTECT, struct.pack("QQQ", low, high - low, 0))
 
     def _is_watched(self, watch: PageWatch) -> bool:
@@ -168,15 +180,16 @@ class Pages:
         del self._lows[bisect_left(self._lows, watch.low)]
 
     def _between(self, low: int, high: int) -> list[PageWatch]:
-        """Return the watches with pages between two addresses."""
+        """Return the watches that have pages between the addresses `low` and `high`."""
         first = max(0, bisect_right(self._lows, low) - 1)
         last = bisect_left(self._lows, high)
         return [w for w in map(self._watched.__getitem__, self._lows[first:last]) if w.high > low]
 
     def _ranges(self, watches: Collection[PageWatch], spans: Spans | None = None) -> Spans:
-        """Return ranges that cover the pages of `watches` and small gaps between these, but no pages of other watches.
+        """Return memory ranges that contain the pages of `watches`, but no pages of other watches.
 
-        `spans` is the private memory; if None, it is read.
+        Ranges with a small gap between them are joined, if the gap is private memory too. `spans` are the ranges of
+        private memory; if None, they are read from the system.
         """
         ranges: Spans = []
         spans = private_spans() if spans is None and len(watches) > 1 else spans or []
@@ -190,9 +203,9 @@ class Pages:
         return ranges
 
     def _protect(self, low: int, high: int) -> bool:
-        """Write-protect a range, so that the kernel records writes; return False if that fails.
+        """Write-protect the addresses from `low` up to `high`, so that the kernel records writes.
 
-        The range stays registered with the kernel, at no cost.
+        Return False if that fails. The range stays registered with the kernel afterwards, at no cost.
         """
         for register in (False, True):
             try:
@@ -205,7 +218,7 @@ class Pages:
         return False
 
     def close(self) -> None:
-        """End all watches."""
+        """End all watches; no page can be watched afterwards."""
         self._watched.clear()
         self._lows.clear()
         for fd in (self._fd, self._map):
@@ -235,7 +248,7 @@ class Pages:
         try:
             return bool(fcntl.ioctl(self._map, _SCAN, bytearray(request)))
         except OSError:
-            return True  # the memory was unmapped, or mapped again
+            return True  # the program has unmapped the memory, or mapped other memory there
 
     def _ioctl(self, number: int, argument: bytes) -> None:
         fcntl.ioctl(self._fd, number, bytearray(argument))
@@ -251,7 +264,7 @@ class _Buffer(ctypes.Structure):
 
 
 def address_of(view: memoryview) -> int:
-    """Return the address of the bytes of `view`, which may be read-only."""
+    """Return the memory address of the first byte of `view`, which may be read-only."""
     buffer = _Buffer()
     ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(view), ctypes.byref(buffer), 0)
     try:
@@ -261,12 +274,15 @@ def address_of(view: memoryview) -> int:
 
 
 def _edges(view: memoryview, address: int, low: int, high: int) -> bytes:
-    """Return the hash of the bytes before and after the whole pages."""
+    """Return the hash of the bytes of `view` before its whole pages (`low` up to `high`) and after these.
+
+    `address` is the address of `view`.
+    """
     return xxhash.xxh3_128_digest(bytes(view[: low - address]) + bytes(view[high - address :]))
 
 
 def private_spans() -> Spans:
-    """Return the ranges of memory that only this process can access, sorted."""
+    """Return the sorted ranges of memory that only this process can access."""
     spans: Spans = []
     with open("/proc/self/maps", encoding="ascii", errors="replace") as maps:  # noqa: PTH123 - hot
         for line in maps:
@@ -283,7 +299,7 @@ def private_spans() -> Spans:
 
 
 def _within(spans: Spans, low: int, high: int) -> bool:
-    """Return True if `low:high` is inside one of the spans.
+    """Return True if the addresses from `low` up to `high` are all inside one of the sorted `spans`.
 
     >>> _within([(0, 10), (20, 30)], 22, 30), _within([(0, 10), (20, 30)], 8, 12)
     (True, False)
@@ -293,7 +309,7 @@ def _within(spans: Spans, low: int, high: int) -> bool:
 
 
 def _device_in_use() -> bool:
-    """Return True if an accelerator may write into host memory: the page tables do not show these writes."""
+    """Return True if a CUDA device may write into this process's memory: the page tables do not show these writes."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     return bool(cuda is not None and cuda.is_initialized())

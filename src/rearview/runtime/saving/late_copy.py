@@ -1,8 +1,8 @@
 """Copy large buffers: by several threads while training waits, or late, after training has resumed.
 
-Between a boundary and the next step of the optimizer, training only reads weights and moments, and this time is
-mostly longer than a copy takes. A late copy uses this time: the pages are watched, training resumes, and a thread
-copies the buffers. If a page was written before its copy, the copy is thrown away.
+Between a boundary and the next step of the optimizer, training only reads weights and the optimizer's moments, and
+this time is mostly longer than a copy takes. A late copy uses this time: the memory pages are watched for writes,
+training resumes, and a thread copies the buffers. If a page was written before its copy, the copy is thrown away.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from rearview.runtime.saving.dirty_pages import Pages, PageWatch
 from rearview.store.machine_and_process import cores
 
 PIECE_BYTES = 4 << 20
-"""Bytes that a thread copies at a time: at the end, threads wait for the slowest one no longer than for these."""
+"""Bytes that a thread copies at a time. At the end, all threads wait for the last one, at most for one such piece."""
 ONE_THREAD_BELOW = 16 << 20
-"""Bytes below which one thread copies everything: starting more threads takes longer."""
+"""Fewer bytes are copied by one thread: starting more threads would take longer than the copy."""
 MOST_THREADS = 4
-"""Threads that copy at once: more do not make memory faster."""
+"""Maximum number of threads that copy at once: with more threads, the memory is no faster."""
 LATE_COPY_FROM = 128 << 20
-"""Bytes from which a late copy is worth its cost; fewer are copied in a few milliseconds."""
+"""Minimum number of bytes for which a late copy is worth its cost; fewer are copied in a few milliseconds."""
 BATCH_BYTES = 64 << 20
-"""Bytes that a late copy copies before it ends the watches over their pages."""
+"""Number of bytes that a late copy copies before it ends the watches over the copied pages."""
 LATE_SLOWDOWN = 3.0
-"""Duration of a late copy by one thread, relative to a copy by several threads."""
+"""Duration of a late copy, by one thread, divided by the duration of a copy by several threads."""
 
 
 class CopyRange(NamedTuple):
@@ -42,7 +42,7 @@ class CopyRange(NamedTuple):
 
 
 def copy_in_parallel(ranges: Sequence[CopyRange]) -> None:
-    """Copy all ranges before returning; the caller keeps the memory alive."""
+    """Copy all `ranges` with several threads, and return when all are copied; the caller keeps the memory alive."""
     pieces = _pieces(ranges)
     threads = []
     if sum(each.nbytes for each in ranges) >= ONE_THREAD_BELOW:
@@ -59,7 +59,7 @@ def copy_in_parallel(ranges: Sequence[CopyRange]) -> None:
         _work(pieces)
     finally:
         for _ in pieces:
-            pass  # after Ctrl-C, drop the remaining pieces: the program may free the memory soon
+            pass  # use up the iterator: after a Ctrl-C, other threads must not copy memory that is freed soon
         for thread in threads:
             thread.join()
 
@@ -70,7 +70,10 @@ def _work(pieces: Iterator[CopyRange]) -> None:
 
 
 def _pieces(ranges: Sequence[CopyRange]) -> Iterator[CopyRange]:
-    """Return the ranges in pieces; several threads may draw from this iterator: a list's iterator is thread-safe."""
+    """Return an iterator over pieces of `ranges`, each of at most `PIECE_BYTES`.
+
+    Several threads may draw from it at once: the iterator of a list is thread-safe.
+    """
     return iter(
         [
             CopyRange(to + at, source + at, min(PIECE_BYTES, nbytes - at))
@@ -81,23 +84,23 @@ def _pieces(ranges: Sequence[CopyRange]) -> Iterator[CopyRange]:
 
 
 class OvertakenError(Exception):
-    """The program wrote to memory before it was copied."""
+    """Raised if the program wrote to memory before a late copy had copied it."""
 
 
 @dataclass(frozen=True, slots=True)
 class WatchedCopy:
-    """Memory pages to be copied, and the watch over these pages."""
+    """Memory pages of one buffer that are to be copied late, and the watch over these pages."""
 
     range: CopyRange
     watch: PageWatch
 
 
 class LateCopy:
-    """Copies of several buffers that one thread makes after training has resumed.
+    """Late copy of several buffers: one thread copies them after training has resumed.
 
     With `keep_watching`, all pages stay watched until `stop_watching`, because the next capture will
     ask whether they were written. Otherwise the watch over a page ends after its copy: the first write to a
-    watched page costs more than the copy.
+    watched page costs more than the copy. `copies` is key of a buffer -> its pages.
     """
 
     def __init__(
@@ -105,18 +108,21 @@ class LateCopy:
     ) -> None:
         self.copies = copies
         self.overtaken: set[str] = set()
-        """Keys of buffers that were written before they were copied; final once `is_over` is True."""
+        """Keys of buffers to which the program wrote before their copy; complete once `is_over` is True."""
         self.cpu = 0.0
-        """Processor seconds that the thread used; 0 until it has ended."""
+        """Processor seconds that the copying thread used; 0 until it has ended."""
         self._pages = pages
         self._keep_watching = keep_watching
         self._lock = threading.Lock()
         self._copied: list[PageWatch] = []
-        """Watches over copied pages, to be returned by `stop_watching`."""
+        """Watches over copied pages, which `stop_watching` will return."""
         self._over = threading.Event()
 
     def begin(self) -> LateCopy:
-        """Start the copying thread with normal priority: training would overtake a slow copy."""
+        """Start the copying thread and return this object.
+
+        The thread has normal priority: with a low one, training would write to buffers before they are copied.
+        """
         thread = threading.Thread(target=self._run, name="rearview-copy", daemon=True)
         try:
             thread.start()
@@ -135,13 +141,13 @@ class LateCopy:
         return self._keep_watching
 
     def wait(self) -> None:
-        """Wait until all copies are over."""
+        """Wait until every buffer was copied, or was written before its copy."""
         self._over.wait()
 
     def stop_watching(self) -> list[PageWatch]:
-        """From now on, end the watch over a page after its copy; return the watches over pages copied before.
+        """Let the copying thread end the watch over each page that it copies from now on.
 
-        The caller ends these.
+        Return the watches over pages that were copied before: the caller must end these.
         """
         with self._lock:
             self._keep_watching, copied, self._copied = False, self._copied, []
@@ -178,9 +184,10 @@ def _batches(copies: Mapping[str, WatchedCopy]) -> Iterator[dict[str, WatchedCop
 
 
 def ranges_to_copy_now(buffer: CopyRange, late: WatchedCopy | None) -> Iterator[CopyRange]:
-    """Yield the parts of a buffer that training waits for: all of it, or what is not in whole pages.
+    """Yield the ranges of `buffer` that are copied while training waits.
 
-    `late` is the late copy of the whole pages, None if the buffer is not copied late.
+    These are all of `buffer` if `late` is None. Otherwise `late` is the late copy of its whole pages, and only the
+    bytes before and after these pages are copied now.
     """
     if late is None:
         yield buffer
@@ -196,7 +203,7 @@ class _Vector(ctypes.Structure):
 
 
 def copy_if_mapped(range: CopyRange) -> bool:  # noqa: A002 - the word of this module
-    """Copy memory; return False if it is no longer mapped, where `memmove` would crash."""
+    """Copy `range`; return False if its memory is no longer mapped, in which case `memmove` would crash."""
     at = 0
     while at < range.nbytes:
         size = min(BATCH_BYTES, range.nbytes - at)
@@ -208,14 +215,17 @@ def copy_if_mapped(range: CopyRange) -> bool:  # noqa: A002 - the word of this m
 
 
 def sample_memory(address: int, offsets: Sequence[int], nbytes: int) -> bytes:
-    """Return the `nbytes` bytes at each offset from `address`, joined; empty if the memory is unmapped."""
+    """Return `nbytes` bytes from `address` plus each of `offsets`, joined; empty if the memory is not mapped."""
     into = ctypes.create_string_buffer(len(offsets) * nbytes)
     source = [_Vector(address + offset, nbytes) for offset in offsets]
     return into.raw if _fetch(ctypes.addressof(into), len(into), source) == len(into) else b""
 
 
 def _fetch(to: int, nbytes: int, source: Sequence[_Vector]) -> int:
-    """Read this process's own memory through the kernel; return the number of bytes read, -1 on failure."""
+    """Let the kernel copy `source` of this process's memory to the address `to`, where `nbytes` are free.
+
+    Return the number of copied bytes, -1 on failure.
+    """
     readv = _process_vm_readv()
     if readv is None:
         return -1
@@ -235,22 +245,22 @@ def _process_vm_readv() -> Any:
 
 
 class WriteHistory:
-    """Remembers which buffers training does not write to while a late copy runs.
+    """Remembers for each buffer whether training wrote to it while a late copy ran or would have run.
 
-    A wrong guess costs a checkpoint, so a buffer that was written once during a late copy is never trusted again.
+    A wrong guess costs a checkpoint, so a buffer that was written once during that time is never copied late again.
     """
 
     def __init__(self) -> None:
         self._quiet: dict[str, bool] = {}
 
     def __contains__(self, key: str) -> bool:
-        """Return True if the buffer was examined before."""
+        """Return True if `add` was called for the buffer `key`."""
         return key in self._quiet
 
     def is_quiet(self, key: str) -> bool:
-        """Return True if the buffer may be copied late."""
+        """Return True if the buffer `key` may be copied late: training has never written to it during a late copy."""
         return self._quiet.get(key, False)
 
     def add(self, key: str, *, quiet: bool) -> None:
-        """Remember whether training left the buffer unwritten (`quiet`)."""
+        """Remember whether training left the buffer `key` unwritten (`quiet`) while a late copy ran or would have run."""
         self._quiet[key] = quiet and self._quiet.get(key, True)

@@ -1,11 +1,12 @@
-"""Staging memory: allocated once, reused for the copy of every checkpoint.
+"""Staging memory: memory that is allocated once and reused for the copy of every checkpoint.
 
-`Staging` leases parts of one memory mapping; `Staged` holds the copies of one checkpoint in such a part.
+`Staging` leases ranges of one memory mapping; `Staged` holds the copies of one checkpoint in such a range.
+A checkpoint is in flight from its copy until it is durable or its save has failed.
 
-`Device` copies accelerator memory to the host while the computation continues: on a stream of its
-own, into pinned memory that is allocated once. The copy starts when the device has done the work queued so far,
-and later work on the training's stream waits on the device for the copy, so that the training thread only
-pays for queueing. The writer thread waits for the bytes.
+`Device` copies accelerator memory to the host while the computation continues: on a separate CUDA
+stream, into pinned memory that is allocated once. The copy starts when the device has done the work queued so far,
+and later work on the training's stream waits on the device for the copy. Therefore the training thread only
+spends the time for queueing the copy. The writer thread waits for the bytes.
 """
 
 from __future__ import annotations
@@ -25,32 +26,36 @@ from rearview.runtime.saving.late_copy import LateCopy
 
 PAGE = 4096
 SMALL = 16 << 20
-"""Bytes that small checkpoints waiting for the disk may take together, if the user has set no bound."""
+"""Bytes of staging memory that small checkpoints in flight may take together, if the user has set no bound."""
 MOST_IN_FLIGHT = 8
-"""Most checkpoints in flight: a program waits for all of them when it ends."""
+"""Maximum number of checkpoints in flight: a program waits for all of them when it ends."""
 LARGEST_SPARE = 1 << 20
-"""Most bytes that a checkpoint may take outside the mapping, if the mapping is full."""
+"""Maximum number of bytes that a checkpoint may take outside the mapping if the mapping is full."""
 MOST_NEW_BYTES = 32 << 20
-"""Bytes of new memory that may be used for the first time while training waits; more are prepared before."""
+"""Maximum bytes of memory that a copy may use for the first time while training waits: first use is slow. If a copy
+needs more, the memory is prepared on a background thread."""
 _NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _WARM_STEP = 2 << 20
-"""Bytes touched at a time while memory is prepared: one huge page."""
+"""Number of bytes that are written at a time while memory is prepared: one huge page."""
 
 
 @dataclass(slots=True)
 class Fetch:
-    """Running copies of tensors from accelerators; `wait` returns the bytes, valid until `Device.release`."""
+    """Copies of tensors from accelerators that are under way; `wait` returns the bytes, valid until `Device.release`.
+
+    `host` is key of a tensor -> its copy in pinned memory.
+    """
 
     host: dict[str, Any] = field(default_factory=dict)
     events: list[Any] = field(default_factory=list)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are being copied."""
+        """Number of bytes that are being copied."""
         return sum(int(each.nbytes) for each in self.host.values())
 
     def wait(self) -> dict[str, memoryview]:
-        """Wait until all copies are done and return the bytes of every tensor; holds no lock while waiting."""
+        """Wait until all copies are done, without holding a lock; return key -> bytes of the tensor."""
         for event in self.events:
             event.synchronize()
         return {key: memoryview(each.numpy()).cast("B") for key, each in self.host.items()}
@@ -59,7 +64,7 @@ class Fetch:
 class Device:
     """Copies tensors from accelerators, with pinned memory and one extra stream per device; one fetch at a time.
 
-    `cuda` is `torch.cuda`, or an object with the same streams and events.
+    `cuda` is `torch.cuda` (the default), or an object with the same functions for streams and events.
     """
 
     def __init__(self, cuda: Any = None, *, pin: bool = True) -> None:
@@ -70,7 +75,7 @@ class Device:
         self.busy = False
 
     def fetch(self, tensors: Mapping[str, Any]) -> Fetch:
-        """Queue a copy of each tensor (contiguous, on any device) to the host."""
+        """Queue a copy to the host of each of `tensors` (key -> contiguous tensor on any device); return the copies."""
         import torch
 
         cuda = self._cuda or torch.cuda
@@ -90,13 +95,13 @@ class Device:
                         fetch.host[key] = host
                 event = cuda.Event()
                 event.record(side)
-            current.wait_event(event)  # the copy includes nothing computed later
+            current.wait_event(event)  # later work on the device starts after the copy
             fetch.events.append(event)
         self.busy = True
         return fetch
 
     def release(self, fetch: Fetch) -> None:
-        """Allow the pinned memory of `fetch` to be written again."""
+        """Allow the next fetch to overwrite the pinned memory of `fetch`."""
         fetch.host.clear()
         self.busy = False
 
@@ -120,24 +125,24 @@ class Staged:
     """The copies of one checkpoint's changed buffers in staging memory."""
 
     views: dict[str, memoryview] = field(default_factory=dict)
-    """The copies, by key of the buffer."""
+    """Key of a buffer -> its copy."""
     tiny: dict[str, int] = field(default_factory=dict)
-    """By key: sizes of the tiny buffers, whose copies follow one another in `gathered`."""
+    """Key of a tiny buffer -> its size in bytes; the copies of tiny buffers follow one another in `gathered`."""
     gathered: memoryview = field(default_factory=lambda: memoryview(b""))
     nbytes: int = 0
     shared: dict[str, Staged] = field(default_factory=dict)
-    """By key: copies of an earlier checkpoint, not durable yet, that equal buffers of this one."""
+    """Key of a buffer that equals its copy in an earlier checkpoint in flight -> copies of that checkpoint."""
     refs: Mapping[str, ObjectRef] | None = None
-    """Where the copies are stored; None before the save, or if the save failed."""
+    """Key of a buffer -> reference to the stored copy; None before the save, or if the save failed."""
     late: LateCopy | None = None
     """Copies that are made after training has resumed; None if all are made at once."""
     trial: dict[str, int] = field(default_factory=dict)
-    """By key: addresses of buffers that are tested now, to see whether they may be copied late next time."""
+    """Key -> address of each buffer that is tested after this copy: may it be copied late next time?"""
     trial_delay: float = 0.0
-    """Seconds between the copy and this test."""
+    """Seconds between the copy and the test of the buffers in `trial`."""
 
     def separate_tiny(self) -> None:
-        """Give every tiny buffer its own view; called on the writer thread."""
+        """Move the tiny buffers from `gathered` to `views`, each with its own view; called on the writer thread."""
         at = 0
         for key, size in self.tiny.items():
             self.views[key] = self.gathered[at : at + size]
@@ -145,7 +150,7 @@ class Staged:
         self.tiny = {}
 
     def release(self) -> None:
-        """Release the views of the staging memory."""
+        """Release all views of the staging memory, so that it can be used again."""
         for view in (*self.views.values(), self.gathered):
             view.release()
         self.views = {}
@@ -153,48 +158,48 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A part of the staging memory, for one checkpoint in flight."""
+    """A range of the staging memory that one checkpoint in flight uses."""
 
     start: int
     end: int
     view: memoryview
     spare: bool = False
-    """Whether this is separate memory, outside the mapping."""
+    """Whether `view` is separate memory outside the mapping."""
 
 
 class Staging:
-    """One memory mapping, leased in order like a ring; the leases together never exceed the bound.
+    """One memory mapping whose ranges are leased in order, as in a ring buffer; together never more than `bound`.
 
     The address range is reserved once and costs nothing; a page costs memory from its first use
-    until `trim` or `close`. A state that grows uses only the additional pages for the first time; with a new,
-    larger buffer, it would use all pages for the first time, which is ten times slower than the copy.
+    until `trim` or `close`. The first use of a page is ten times slower than a copy. If the state grows, only the
+    additional pages are used for the first time; with a new, larger mapping, all pages would be.
     """
 
     def __init__(self, bound: int = 0) -> None:
         self.bound = bound
-        """Bytes; if 0, the used memory may grow to the largest single request, or to `SMALL` if that is more."""
+        """Maximum bytes of all leases; 0: the larger of `SMALL` and the largest single request."""
         self.touched = 0
-        """Bytes from the start of the mapping that were used before, so that their pages are in memory."""
+        """Number of bytes from the start of the mapping whose pages are in memory, because they were used before."""
         self._largest = 0
         self._map: mmap.mmap | None = None
         self._leases: deque[Lease] = deque()
 
     @property
     def limit(self) -> int:
-        """Bytes that may be in use at once."""
+        """Maximum number of bytes that may be leased at once."""
         return self.bound or max(self._largest, SMALL)
 
     @property
     def depth(self) -> int:
-        """Number of checkpoints that may be in flight at once, if all had the largest size so far."""
+        """Number of checkpoints that could be in flight at once if each needed as many bytes as the largest so far."""
         return min(MOST_IN_FLIGHT, max(1, self.limit // self._largest)) if self._largest else 1
 
     def fits(self, need: int) -> bool:
-        """Return True if a request of `need` bytes could ever be met."""
+        """Return True if `need` bytes are within the bound, so that they can be leased when nothing else is leased."""
         return not self.bound or need <= self.bound
 
     def take(self, need: int) -> Lease | None:
-        """Return a lease of `need` bytes, or None if the checkpoints in flight leave too little."""
+        """Return a lease of `need` bytes, or None if the other leases leave too little memory or the bound is lower."""
         need = max(PAGE, need + -need % PAGE)
         if not self.fits(need):
             return None
@@ -202,7 +207,7 @@ class Staging:
             self._largest = max(self._largest, need)
             start = 0
         elif self._leases[-1].start >= self._leases[0].start:
-            # the leases are one block: there is room after this block, and before it
+            # the leased ranges are one block: there may be room after this block, and before it
             start = self._leases[-1].end
             if start + need > max(self.limit, need):
                 start = 0
@@ -219,11 +224,14 @@ class Staging:
         return lease
 
     def is_cold(self, need: int) -> bool:
-        """Return True if a copy of `need` bytes would be slow, as too many of these bytes were never used."""
+        """Return True if a copy of `need` bytes would be slow, because too much of this memory was never used."""
         return need - self.touched > MOST_NEW_BYTES
 
     def take_spare(self, need: int) -> Lease | None:
-        """Return a lease outside the mapping if `need` is small: most of the checkpoint equals one in flight."""
+        """Return a lease of `need` bytes outside the mapping, or None if `need` is too large.
+
+        It is for a checkpoint that needs few bytes because most of its buffers equal those of one in flight.
+        """
         return (
             Lease(0, need, memoryview(bytearray(need)), spare=True)
             if need <= LARGEST_SPARE
@@ -231,7 +239,7 @@ class Staging:
         )
 
     def release(self, lease: Lease) -> None:
-        """End a lease; its pages stay in memory for the next one."""
+        """End `lease`; its pages stay in memory for later leases."""
         lease.view.release()
         if not lease.spare:
             self._leases.remove(lease)
@@ -239,9 +247,9 @@ class Staging:
     def warm(self, nbytes: int) -> None:
         """Use the first `nbytes` of the mapping now, so that the first copy into them runs at full speed.
 
-        The caller must take no lease until this returns: zeros are written. For each page fault
-        the kernel takes the lock of this one mapping. `MADV_POPULATE_WRITE` would hold the lock of
-        the whole address space, and training would wait whenever its allocator maps or unmaps memory.
+        The caller must take no lease until this returns, because zeros are written. Writing them costs page faults,
+        for which the kernel locks only this mapping. `MADV_POPULATE_WRITE` would lock the whole address space, and
+        training would wait whenever its allocator maps or unmaps memory.
         """
         nbytes = min(nbytes + -nbytes % PAGE, self.bound or nbytes + PAGE)
         if nbytes <= self.touched:
@@ -250,11 +258,11 @@ class Staging:
         base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         for at in range(self.touched & -PAGE, nbytes, _WARM_STEP):
             size = min(_WARM_STEP, nbytes - at)
-            ctypes.memset(base + at, 0, size)  # without the interpreter lock
+            ctypes.memset(base + at, 0, size)  # releases the interpreter lock
             self.touched = max(self.touched, at + size)
 
     def trim(self, keep: int) -> None:
-        """Free the memory after the first `keep` bytes if this is more than half of the memory in use."""
+        """Free the pages after the first `keep` bytes if they are more than half of the pages in memory."""
         keep += -keep % PAGE
         self._largest = min(self._largest, keep)
         keep = keep if self.bound else max(keep, SMALL)
@@ -263,7 +271,7 @@ class Staging:
             self.touched = keep
 
     def close(self) -> None:
-        """Free everything; may be called twice."""
+        """Free the mapping; may be called twice."""
         memory, self._map = self._map, None
         self._leases.clear()
         self.touched = 0
@@ -273,12 +281,12 @@ class Staging:
                 memory.close()
 
     def forget(self) -> None:
-        """In a forked child, drop the mapping without using it: the child does not have this memory."""
+        """Drop the mapping without using it; called in a forked child, which does not have this memory."""
         self._map = None
         self._leases = deque()
 
     def reserve(self, need: int) -> mmap.mmap:
-        """Return a mapping of at least `need` bytes; costs no memory yet."""
+        """Return the mapping, with at least `need` bytes; its pages cost no memory until they are used."""
         if self._map is not None and len(self._map) >= need:
             return self._map
         if self._leases:
@@ -292,7 +300,7 @@ class Staging:
                 )
                 break
             except (OSError, ValueError):
-                continue  # an address-space limit: try exactly the required size
+                continue  # the process may have an address-space limit: try exactly the required size
         else:
             raise MemoryError(f"{need} bytes of staging memory are not available")
         for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK", "MADV_DONTDUMP"):
@@ -302,7 +310,7 @@ class Staging:
 
 
 def free_memory() -> int:
-    """Return how many more bytes this process could use, by the machine and by its control groups."""
+    """Return how many more bytes of memory this process could use within the machine and its control groups."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:  # noqa: PTH123 - before a copy
             kib = next(int(line.split()[1]) for line in lines if line.startswith("MemAvail"))
@@ -315,7 +323,7 @@ def free_memory() -> int:
 def _group_room(
     root: str = "/sys/fs/cgroup", groups_file: str = "/proc/self/cgroup"
 ) -> Iterator[int]:
-    """Yield, for each memory limit of this process's control groups, the bytes left until it is reached.
+    """Yield, for each memory limit of this process's control groups, how many bytes remain until it is reached.
 
     Containers and batch systems set memory limits and kill a process that exceeds one. Both versions
     of control groups are read; a limit that cannot be read is ignored.
@@ -335,13 +343,13 @@ def _group_room(
         names = [name for name in path.split("/") if name]
         for depth in range(len(names), -1, -1):
             folder = "/".join([base, *names[:depth]])
-            with contextlib.suppress(OSError, ValueError):  # "max", or no file
+            with contextlib.suppress(OSError, ValueError):  # the file has "max", or is missing
                 limit_bytes = int(Path(folder, limit).read_text())
                 yield limit_bytes - int(Path(folder, used).read_text()) + _reclaimable(folder)
 
 
 def _reclaimable(folder: str) -> int:
-    """Return the bytes of cached files that the kernel frees before a limit is reached."""
+    """Return the bytes of cached files of the control group at `folder`, which the kernel frees before its limit."""
     try:
         lines = Path(folder, "memory.stat").read_text().splitlines()
     except OSError:

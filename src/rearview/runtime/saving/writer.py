@@ -1,10 +1,12 @@
 """The writer: copies a snapshot while training waits, and saves the copy on a background thread.
 
-Training pays for one copy of the changed bytes; hashing, compressing and writing happen on the
-writer thread. The writer never raises into the program and never makes the program wait for a disk: if the
-previous checkpoint is still being written, the writer skips the new one. After each failed save in a row, the
+Training waits only for a copy of the changed bytes; hashing, compressing and writing happen on the
+writer thread. The writer never raises into the program and never makes the program wait for a disk: if earlier
+checkpoints are still being written, the writer skips the new one. With each further failed save in a row, the
 writer skips more boundaries. `RemoteCopy` copies the run to its remote after each save, so that the run can be
 resumed if this machine is lost.
+
+A checkpoint is in flight from the moment it is accepted until it is durable or its save has failed.
 """
 
 from __future__ import annotations
@@ -39,46 +41,49 @@ from rearview.runtime.saving.staging import (
 from rearview.store.checkpoints.checkpoints import Checkpoints
 
 SKELETON = "skeleton"
-"""Key of the part that holds everything but the buffers."""
+"""Key of the checkpoint part with the skeleton: the captured state without its buffers."""
 RECAPTURE_WAIT = 0.2
-"""Most seconds that writing waits for an expected capture, which also needs the interpreter lock."""
+"""Maximum seconds that the writer thread waits for an expected capture: both need the interpreter lock."""
 NICENESS = 10
-"""Added to the nice value of background threads, so that training goes first."""
+"""Added to the nice value of background threads, so that the system prefers training threads."""
 _LONGEST_PAUSE = 64
-"""Most boundaries that are skipped after a failed save."""
+"""Maximum number of boundaries that are skipped after a failed save."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingCheckpoint:
-    """A snapshot whose buffers are copied, waiting to be written."""
+    """A captured state whose buffers are copied or being copied, and which waits to be written."""
 
     snapshot: Snapshot
     """The snapshot without its buffers: the copies are in `staged`."""
     unchanged: dict[str, ObjectRef]
-    """By key: where unchanged buffers were stored before."""
+    """Key of an unchanged buffer -> reference to the object that an earlier save has stored."""
     staged: Staged
     lease: Lease
     fetch: Fetch | None
-    """Tensors being copied from accelerators to the host; None if the state has none."""
+    """Copies of tensors from accelerators to the host; None if the state has no such tensors."""
     blocking: float
-    """Seconds that training waited."""
+    """Seconds that training waited for the copy."""
     recapture: bool
     """Whether the state will be captured again before training resumes."""
 
 
 class SaveFailures:
-    """Counts failed saves: one warning per cause; after each failure in a row, more boundaries are skipped."""
+    """Counts failed saves, warns once per cause, and says how many boundaries to skip after a failure.
+
+    With each further failure in a row, more boundaries are skipped.
+    """
 
     def __init__(self, warn: Callable[[str], None] | None) -> None:
         self.count = 0
-        """Saves that failed since the last success."""
+        """Number of saves that failed since the last success."""
         self.pause = 0
-        """Number of next boundaries to skip."""
+        """Number of boundaries that are still to be skipped."""
         self._warn = warn or logging.getLogger("rearview").warning
         self._warned: set[str] = set()
 
     def add(self, exc: Exception, checkpoint: str) -> None:
-        """Count a failed save and warn about it."""
+        """Count that saving `checkpoint` failed with `exc`, and warn unless its cause was warned about before."""
         self.count += 1
         self.pause = min(_LONGEST_PAUSE, 2 ** (self.count - 1)) - 1
         cause = exc.slug if isinstance(exc, RearviewError) else type(exc).__name__
@@ -90,7 +95,7 @@ class SaveFailures:
         self._warned.clear()
 
     def warn_once(self, cause: str, message: str) -> None:
-        """Warn, unless there was a warning with this cause (`cause`) since the last success."""
+        """Show `message` as a warning, unless there was a warning with the same `cause` since the last success."""
         if cause not in self._warned:
             self._warned.add(cause)
             try:
@@ -119,7 +124,7 @@ class Writer:
         self.reason: Reason | None = None
         """Why the last `submit` returned False."""
         self.on_saved: Callable[[], None] | None = None
-        """Called on the writer thread when a checkpoint has become durable; None: nothing is called."""
+        """Function that is called on the writer thread when a checkpoint has become durable, or None."""
         self._checkpoints = checkpoints
         self._on_end = on_end
         self._staging = Staging(settings.staging)
@@ -127,15 +132,15 @@ class Writer:
         self._device = Device()
         self._queue: deque[PendingCheckpoint] = deque()
         self._changed = threading.Condition()
-        """Lock for the attributes that both threads use; it is notified of every change to them."""
+        """Lock for the attributes that the training and writer threads share, notified when one of these changes."""
         self._in_flight = 0
         """Number of checkpoints that were accepted and whose save has not ended."""
         self._preparing: threading.Thread | None = None
-        """The thread that prepares staging memory; None if none does."""
+        """The thread that is preparing staging memory; None if no memory is being prepared."""
         self._preparation = (0.0, 0.0)
-        """Seconds and processor seconds that preparing memory took since the last save."""
+        """(seconds, processor seconds) of preparing memory that are not yet counted as the cost of a save."""
         self._worked = 0.0
-        """Seconds of finished background work."""
+        """Seconds that background work took, without the work that is still running."""
         self._working_since: float | None = None
         self._recapture_expected = False
         """Whether the state will be captured again before `training_resumes` is called."""
@@ -148,10 +153,10 @@ class Writer:
         abandon_in_child(self)
 
     def prepare(self, nbytes: int, *, certain: bool = False) -> None:
-        """Prepare staging memory for `nbytes` of changes, on a thread with the priority of training.
+        """Start to prepare staging memory for `nbytes` of changes, on a thread with the priority of training.
 
-        Unless this amount is `certain`, prepare at most a quarter of the free memory of the machine.
-        Checkpoints are skipped until the memory is ready.
+        If it is not `certain` that so many bytes are needed, prepare at most a quarter of the free memory of the
+        machine. Checkpoints are skipped until the memory is ready.
         """
         if not self._staging.is_cold(nbytes):
             return
@@ -159,7 +164,7 @@ class Writer:
         with self._changed:
             if self._preparing is not None or self._closed or not self._staging.is_cold(nbytes):
                 return
-            with contextlib.suppress(MemoryError):  # reported when a checkpoint needs it
+            with contextlib.suppress(MemoryError):  # reported when a checkpoint needs the memory
                 self._staging.reserve(nbytes)
             self._preparing = threading.Thread(
                 target=self._prepare_memory, args=(nbytes,), name="rearview-memory", daemon=True
@@ -169,10 +174,10 @@ class Writer:
     def submit(
         self, snapshot: Snapshot, *, wait: bool = False, hints: CopyHints = NO_HINTS
     ) -> bool:
-        """Copy a captured state; return True if the copy will be saved (if not, `reason` says why).
+        """Copy the captured state `snapshot`; return True if the copy will be saved (if not, `reason` says why).
 
-        Tensors of accelerators are fetched while the computation continues. With `wait`, block
-        until there is room, instead of skipping the checkpoint.
+        Tensors of accelerators are copied while the computation continues. With `wait`, block until there is room
+        for the copy, instead of skipping the checkpoint.
         """
         began = time.perf_counter()
         try:
@@ -193,7 +198,10 @@ class Writer:
         return accepted
 
     def training_resumes(self) -> float:
-        """End the watches that last until training resumes, and let the writer thread begin; return the seconds taken."""
+        """End page watches that would slow training down, and let the writer thread begin to write.
+
+        Return the seconds that this call took.
+        """
         began = time.perf_counter()
         self._changes.training_resumes()
         if self._recapture_expected:
@@ -202,20 +210,20 @@ class Writer:
         return time.perf_counter() - began
 
     def refusal(self) -> Reason | None:
-        """Return why `submit` without `wait` would refuse any checkpoint now, or None."""
+        """Return why `submit` without `wait` would refuse any checkpoint now, or None if it may accept one."""
         with self._changed:
             if self._preparing is not None:
                 return Reason.PREPARING
             return None if self._has_slot() else Reason.BUSY
 
     def drain(self, timeout: float | None = None) -> bool:
-        """Wait until every submitted checkpoint is durable or has failed; return False on timeout."""
+        """Wait until every accepted checkpoint is durable or has failed; return False after `timeout` seconds."""
         with self._changed:
             self._stop_waiting()
             return self._changed.wait_for(lambda: not self._in_flight, timeout)
 
     def close(self, timeout: float | None = None) -> bool:
-        """Wait for all saves, end the thread and free the memory; return False on timeout."""
+        """Wait for all saves, end the writer thread and free the memory; return False after `timeout` seconds."""
         drained = self.drain(timeout)
         with self._changed:
             self._changed.wait_for(lambda: self._preparing is None, timeout)
@@ -232,13 +240,13 @@ class Writer:
 
     @property
     def background_seconds(self) -> float:
-        """Seconds of background work so far."""
+        """Seconds that background threads have worked so far."""
         since, worked = self._working_since, self._worked
         return worked if since is None else worked + time.perf_counter() - since
 
     @property
     def staging(self) -> int:
-        """Bytes of staging memory in use or ready for use."""
+        """Bytes of staging memory that are in use or ready for use."""
         return self._staging.touched
 
     def _submit(self, snapshot: Snapshot, wait: bool, hints: CopyHints, began: float) -> bool:
@@ -285,14 +293,14 @@ class Writer:
         return True
 
     def _refuse(self, reason: Reason, warning: str = "") -> bool:
-        """Set the reason, warn if there is a warning, and return False."""
+        """Set `reason`, show `warning` if it is not empty, and return False."""
         self.reason = reason
         if warning:
             self._failures.warn_once(reason.name, warning)
         return False
 
     def _get_slot(self, wait: bool) -> bool:
-        """Return True if another checkpoint may be in flight; with `wait`, wait until it may."""
+        """Return True if one more checkpoint may be in flight; with `wait`, first wait until one may."""
         with self._changed:
             if wait and not self._has_slot():
                 self._stop_waiting()
@@ -300,26 +308,27 @@ class Writer:
             return self._has_slot()
 
     def _has_slot(self) -> bool:
-        # one more than there is room for: its state may mostly equal that of the checkpoint in flight
+        # one more than memory allows: the next state may mostly equal the one in flight and need few bytes
         slots = min(self._staging.depth + 1, MOST_IN_FLIGHT)
         return self._in_flight < slots and not self._device.busy
 
     def _memory_is_ready(self, wait: bool) -> bool:
-        """Return True if no memory is being prepared; with `wait`, wait until none is."""
+        """Return True if no memory is being prepared; with `wait`, first wait until the preparation has ended."""
         with self._changed:
             if wait:
                 self._changed.wait_for(lambda: self._preparing is None)
             return self._preparing is None
 
     def _stop_waiting(self) -> None:
-        """Let the writer thread begin now: no further capture is expected."""
+        """Let the writer thread begin now, because no further capture is expected before training resumes."""
         self._recapture_expected = False
         self._changed.notify_all()
 
     def _may_touch(self, snapshot: Snapshot, need: int, wait: bool) -> bool:
-        """Return True if staging memory may be used for the first time now; else start to prepare it.
+        """Return True if `need` bytes of staging memory, not all used before, may be used while training waits.
 
-        False is also returned, with a warning, if the machine has too little memory left.
+        Otherwise start to prepare the memory and return False. If the machine has too little memory left, warn and
+        return False.
         """
         if self._staging.fits(need) and need - self._staging.touched > free_memory() // 2:
             return self._refuse(
@@ -333,7 +342,10 @@ class Writer:
         return self._refuse(Reason.PREPARING)
 
     def _lease(self, snapshot: Snapshot, need: int, wait: bool) -> Lease | None:
-        """Return staging memory for `need` bytes, or None after setting `reason`."""
+        """Return a lease of `need` bytes of staging memory; if there is none, set `reason` and return None.
+
+        With `wait`, wait for checkpoints in flight to release their memory.
+        """
         while (lease := self._try_lease(need)) is None:
             if not self._staging.fits(need):
                 self._refuse(
@@ -391,7 +403,7 @@ class Writer:
                 self._changed.notify_all()
 
     def _save(self, pending: PendingCheckpoint) -> None:
-        """Save one checkpoint, report its costs and release its memory."""
+        """Store the checkpoint `pending`, report its costs or the failure, and release its memory."""
         began, cpu = time.perf_counter(), time.thread_time() - self._checkpoints.hashing
         checkpoint: Checkpoint | None = None
         skipped: Reason | None = None
@@ -426,7 +438,7 @@ class Writer:
         self._finish(pending.lease, costs)
 
     def _store(self, pending: PendingCheckpoint) -> Checkpoint:
-        """Complete the copies and write them as a checkpoint."""
+        """Wait for copies that are not complete, write all as a checkpoint, and return the checkpoint."""
         if pending.fetch is not None:
             pending.staged.views.update(pending.fetch.wait())
         self._changes.complete(pending.staged)
@@ -453,12 +465,12 @@ class Writer:
             self._staging.release(lease)
             self._in_flight -= 1
             if not self._in_flight and len(self._recent_needs) == self._recent_needs.maxlen:
-                # the first saves also copied buffers that never change: now less memory is enough
+                # the first saves also copied buffers that never change: later saves need less memory
                 self._staging.trim(max(self._recent_needs))
             self._changed.notify_all()
 
     def abandon(self) -> None:
-        """In a forked child, drop all saves under way: the writer thread exists in the parent only."""
+        """Drop all saves under way; called in a forked child, because the writer thread exists only in the parent."""
         self._closed = True
         self._in_flight = 0
         self._thread = self._preparing = None
@@ -469,11 +481,11 @@ class Writer:
 
 
 class RemoteCopy:
-    """Calls `push` on a background thread after each save, one call at a time.
+    """Calls `push`, which copies the run to its remote, on a background thread after each save.
 
-    Saves that end during a call are pushed together by the next call. `share` bounds the processor
-    time, as a fraction of the time that passes. `warn` is called for the first of several failures
-    in a row; the next save calls `push` again.
+    Calls never overlap: saves that end during a call are pushed together by the next call. `share` limits the
+    processor time of pushing to this fraction of the time that passes. `warn` is called for the first of several
+    failures in a row; the next save calls `push` again.
     """
 
     def __init__(
@@ -487,21 +499,21 @@ class RemoteCopy:
         abandon_in_child(self)
 
     def saved(self) -> None:
-        """Start a push: a new checkpoint is durable."""
+        """Request a push on the background thread, because a new checkpoint is durable."""
         self._requested.set()
         if self._thread is None and not self._closed.is_set():
             self._thread = threading.Thread(target=self._work, name="rearview-remote", daemon=True)
             self._thread.start()
 
     def finish(self) -> None:
-        """Push now, on this thread; raise what `push` raises."""
+        """Push a last time, on the calling thread; raise what `push` raises."""
         self._closed.set()
         self._requested.set()
         with self._pushing:
             self._push()
 
     def abandon(self) -> None:
-        """In a forked child, never push: the parent pushes the run."""
+        """Never push from now on; called in a forked child, because the parent pushes the run."""
         self._closed.set()
         self._thread = None
 
@@ -528,7 +540,10 @@ class RemoteCopy:
 
 
 def lower_priority() -> None:
-    """Lower the priority of this thread, so that training gets scarce cores first; on Linux, threads have their own."""
+    """Lower the priority of the calling thread, so that training gets scarce cores first.
+
+    On Linux, each thread has its own priority.
+    """
     thread = threading.get_native_id()
     with contextlib.suppress(OSError):
         nice = os.getpriority(os.PRIO_PROCESS, thread)
@@ -539,11 +554,11 @@ class OwnsThreads(Protocol):
     """An object whose background threads do not exist in a forked child."""
 
     def abandon(self) -> None:
-        """Drop the threads, locks and memory of the parent; called in the child."""
+        """Drop the threads, locks and memory that belong to the parent; called in the forked child."""
 
 
 def abandon_in_child(owner: OwnsThreads) -> None:
-    """Call `owner.abandon()` in every child that is forked while `owner` lives."""
+    """Register `owner`: in every child process that is forked while `owner` exists, `owner.abandon()` is called."""
     reference = weakref.ref(owner)
 
     def after_fork() -> None:
