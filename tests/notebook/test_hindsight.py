@@ -16,7 +16,6 @@ from rearview.config import Settings
 from rearview.store.project import Project
 from rearview.store.versions.versions import Versions
 
-pytestmark = pytest.mark.usefixtures("warm_kernel")
 
 pytest.importorskip("nbclient")
 

@@ -62,13 +62,13 @@ def test_xrootd_continues_a_partial_file(server, file):
     remote = open_remote(f"{found.url}/half", retry=Retry(1))
     half = file.with_name("half")
     half.write_bytes(file.read_bytes()[: 5 << 20])
-    remote._copy(f"file://{half}", remote._url(staged(file, "model.pt")), resumes=False)
+    remote._copy(f"file://{half}", remote._url(staged(file, "model.pt")), resume=False)
     resumes = []
     real = remote._copy
 
-    def watched(source, target, *, resumes: bool, seen=resumes):
-        seen.append(resumes)
-        real(source, target, resumes=resumes)
+    def watched(source, target, *, resume: bool, seen=resumes):
+        seen.append(resume)
+        real(source, target, resume=resume)
 
     remote._copy = watched
     assert remote.put(file, "model.pt").checksum == checksum(file)
@@ -92,7 +92,7 @@ def test_xrootd_begins_again_when_the_half_that_is_there_is_wrong(server, file, 
     remote = open_remote(f"{found.url}/wrong", retry=Retry(2, sleep=lambda _: None))
     half = file.with_name("half")
     half.write_bytes(bytes(5 << 20))
-    remote._copy(f"file://{half}", remote._url(staged(file, "model.pt")), resumes=False)
+    remote._copy(f"file://{half}", remote._url(staged(file, "model.pt")), resume=False)
     remote.put(file, "model.pt")
     remote.get("model.pt", tmp_path / "back")
     assert checksum(tmp_path / "back") == checksum(file)

@@ -54,7 +54,7 @@ def test_exactly_the_inserted_statements_are_found(items, data):
         expected[len(edited)] = number
     old, new = "\n".join(recorded), "\n".join(edited)
     found = compared(old, new)
-    assert not found.missing
+    assert not found.missing_statements
     assert (
         "".join(ast.unparse(item.node) for item in found.added_statements).count("__probe__")
         == count
@@ -86,14 +86,14 @@ def test_a_probe_loop_with_the_head_of_a_recorded_loop_is_distinguished():
 def test_a_changed_statement_deep_inside_is_the_only_one_lost():
     old = "def f():\n    for a in b:\n        if a:\n            g(1)\n        h()\n"
     found = compared(old, old.replace("g(1)", "g(2)"))
-    assert [(missing.node.lineno, missing.line) for missing in found.missing] == [(4, 4)]
+    assert [(missing.node.lineno, missing.line) for missing in found.missing_statements] == [(4, 4)]
     assert not found.added_statements
 
 
 def test_an_except_clause_or_case_may_gain_statements_but_not_company():
     old = "try:\n    a()\nexcept E as e:\n    b()\n"
-    assert not compared(old, old.replace("b()", "b()\n    look(e)")).missing
-    assert compared(old, old + "except F:\n    pass\n").missing
+    assert not compared(old, old.replace("b()", "b()\n    look(e)")).missing_statements
+    assert compared(old, old + "except F:\n    pass\n").missing_statements
 
 
 def test_thousands_of_lines_are_compared_quickly_enough_to_finish():

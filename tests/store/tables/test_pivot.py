@@ -69,7 +69,7 @@ def expected(runs, names):
                 continue
             for occ in range(max(map(len, found.values()))):
                 row = {"run": run, **dict.fromkeys(loops)}
-                row |= {c: s.shown for c, s in zip(loop_columns(path), p.steps, strict=True)}
+                row |= {c: s.label for c, s in zip(loop_columns(path), p.steps, strict=True)}
                 for n in names:
                     here = found.get(n, [])
                     value = here[occ] if occ < len(here) else None
