@@ -1,1 +1,1 @@
-"""The way back: question, plan, segments, proof."""
+"""Fill missing values of past runs: find them, plan segments, replay the segments, report."""
