@@ -223,7 +223,7 @@ class Backfiller:
         return combined_report, replace(replanned, prepared=prepared_runs, statements=statements)
 
     def replay(self, run: Run, question: Question, progress: Progress | None) -> BackfillReport:
-        """Replay `run` with its recorded source and the probes of the work tree; report whether the replay was exact."""
+        """Replay `run` with its recorded source and the probes of the work tree; report whether it was exact."""
         started = time.monotonic()
         if question.at:
             parse_at(question.at)

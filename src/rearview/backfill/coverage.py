@@ -24,8 +24,8 @@ SelectedIterations = dict[int, IterationRange]
 names no inner loop selects the whole iteration.
 """
 Cell = int | str
-"""Part of a run: the number of an iteration of the main loop, `"head"` (the code before that loop) or `"tail"` (the code
-after it).
+"""Part of a run: the number of an iteration of the main loop, `"head"` (the code before that loop) or `"tail"` (the
+code after it).
 """
 ALL = 1 << 62
 """End of a range of iterations without upper bound; larger than any number of iterations."""
@@ -80,7 +80,7 @@ def inner_spans(
 
 
 def _runs_only_in(probe: Probe, main: str, inner: str) -> bool:
-    """Return True if `probe` runs only in the loop `inner` inside `main`, and reads no value assigned in other loops."""
+    """Return True if `probe` runs only in loop `inner` of loop `main`, and reads no value assigned in other loops."""
     inside = all(path[:2] == (main, inner) for path in probe.paths)
     return bool(probe.paths) and inside and not probe.feeding_loops
 
@@ -106,7 +106,7 @@ class CoverageQuery:
 
     @property
     def limits(self) -> tuple[LoopLimit, ...]:
-        """The iterations that `at` selects of loops other than the main loop, in the form that is stored with a replay."""
+        """The selections in `at` of loops other than the main loop, in the form that is stored with a replay."""
         main = None if self.main is None else name_of(self.main)
         return tuple((at.loop, at.first, at.last, at.single) for at in self.at if at.loop != main)
 
@@ -151,8 +151,8 @@ def missing_iterations(
 ) -> frozenset[int] | None:
     """Return the iterations of the main loop in which none of `replays` filled `name`, which is logged by `probes`.
 
-    Replays that do not count for `query` are ignored. Return None for all iterations: if no replay counts, or if values
-    from before or after the main loop are missing.
+    Replays that do not count for `query` are ignored. Return None for all iterations: if no replay counts, or if
+    values from before or after the main loop are missing.
     """
     counting = [replay for replay in replays if _counts(query, replay, name, digest_of)]
     if not counting:
@@ -287,8 +287,8 @@ def _ends_of(query: CoverageQuery, probes: Sequence[Probe]) -> set[str]:
 def _counts(query: CoverageQuery, replay: Replay, name: str, digest_of: DigestOf) -> bool:
     """Return True if values of `name` that `replay` filled count for `query`, so that they are not computed again.
 
-    The replay must be exact (or impossible to prove), must have logged `name` by equal statements, and must contain the
-    requested iterations of the loops inside the main loop.
+    The replay must be exact (or impossible to prove), must have logged `name` by equal statements, and must contain
+    the requested iterations of the loops inside the main loop.
     """
     if name not in replay.names:
         return False

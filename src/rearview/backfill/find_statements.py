@@ -134,7 +134,8 @@ class StatementSources:
     def _find(self, names: tuple[str, ...]) -> PastStatement | None:
         """Return the statements of the newest version that logs `names`.
 
-        Return None if the work tree logs all `names`, if no version does, or if a file that may log them cannot be parsed.
+        Return None if the work tree logs all `names`, if no version does, or if a file that may log them cannot be
+        parsed.
         """
         unlogged = tuple(name for name in names if not self.probing.logs(name))
         broken = any(logged_in_unparsable_file(name, self.edited) for name in unlogged)

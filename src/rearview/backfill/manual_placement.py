@@ -1,7 +1,7 @@
 """Store *corrections*: lines of past versions where the user wants an added statement (`propagate --correct`).
 
-Rearview inserts an added statement into past versions automatically. If it is not certain where the statement belongs in
-a version, the user names the line.
+Rearview inserts an added statement into past versions automatically. If it is not certain where the statement belongs
+in a version, the user names the line.
 """
 
 from __future__ import annotations
@@ -202,8 +202,8 @@ def _correction(entry: Mapping[str, Any]) -> Correction:
 def _first_format(content: Mapping[str, Any]) -> tuple[tuple[Correction, ...], int]:
     """Return (corrections in a file of the first format, number of versions whose corrections could not be read).
 
-    Files of the first format store version -> list of path, line and text of each statement. The text shows which names
-    the statement logs, and so which statement is meant.
+    Files of the first format store version -> list of path, line and text of each statement. The text shows which
+    names the statement logs, and so which statement is meant.
     """
     all_corrections: list[Correction] = []
     lost = 0

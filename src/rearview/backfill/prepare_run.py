@@ -112,7 +112,7 @@ class PreparedRun:
     ended_replays: frozenset[str] = frozenset()
     """Ids of the replays that had ended when the run was prepared."""
     unproved: tuple[str, ...] = ()
-    """Names with values that earlier replays filled and that can never be proved: the run recorded nothing to compare."""
+    """Names with values from earlier replays that can never be proved: the run recorded nothing to compare with."""
     leading_imports: LeadingImports | None = None
     """The imports with which the program begins; None if other replays cannot share them."""
     setup: SetupText = field(default_factory=SetupText)
@@ -222,7 +222,7 @@ class PreparedRun:
         return probe.place.value
 
     def _deepest_loops(self) -> tuple[str, ...]:
-        """Return the main loop and the first loop inside it, as loops around a statement whose callers are not known."""
+        """Return the main loop and the first loop inside it, for statements of which the loops are not known."""
         return tuple(loop.name for loop in self.facts.loops[:2])
 
 
@@ -437,7 +437,7 @@ def _refuse_if_two_sources(run: Run) -> None:
 def _selected_iterations(
     at: Sequence[At], loop: LoopFacts | None, selected: SelectedIterations | None
 ) -> frozenset[int] | None:
-    """Return the iterations of the main loop `loop` that both `at` and `selected` contain, or None for all iterations."""
+    """Return the iterations of the main loop `loop` that `at` and `selected` both contain, or None for all."""
     iterations = None if selected is None else frozenset(selected)
     for each in at:
         if loop is not None and each.loop == name_of(loop.name):

@@ -1,8 +1,9 @@
 """Insert the statements that the work tree adds into the source of every past run.
 
-If a version differs from the work tree in more than the added statements, the statements are *carried* into that version:
-a line is searched where each belongs, with a confidence from 0 to 1. Lines that the user named for a statement
-(`manual_placement`) are always used. Files may also have been renamed: `Renaming` follows them from version to version.
+If a version differs from the work tree in more than the added statements, the statements are *carried* into that
+version: a line is searched where each belongs, with a confidence from 0 to 1. Lines that the user named for a
+statement (`manual_placement`) are always used. Files may also have been renamed: `Renaming` follows them from version
+to version.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ class Renaming:
         return replace(place, path=newest_names.get(place.path, place.path))
 
     def sentences(self, with_probes: Iterable[tuple[str, Probes]]) -> list[str]:
-        """Return a sentence for the user about each file with probes that had another path in the version of some runs.
+        """Return a sentence for the user about each file with probes that had another path in some versions.
 
         `with_probes` has (version of the run, probes in that version) for each run.
         """
@@ -212,7 +213,7 @@ class Probing:
 
     @cached_property
     def chain(self) -> tuple[str, ...]:
-        """Ids of the versions along which statements are carried, newest first: by default all versions that were run."""
+        """Ids of the versions into which statements are carried, newest first: by default all that were run."""
         return self.all_versions
 
     def text(self, version: str) -> dict[str, str]:
@@ -546,7 +547,7 @@ class Probing:
         names: Sequence[str] = (),
         statement: tuple[str, int] | None = None,
     ) -> list[Correction]:
-        """Store `place` as the line in the version of `run` for the statements that log `names`; return the corrections.
+        """Store `place` in the version of `run` for the statements that log `names`; return the stored corrections.
 
         `statement` is (file, line) of a statement in the work tree; it must be given if several statements log a name.
         Raise if the file has no such line.
@@ -569,7 +570,7 @@ class Probing:
         return corrections
 
     def _statements_for(self, names: Sequence[str], statement: tuple[str, int] | None) -> list[int]:
-        """Return the numbers of the added statements that log `names`, or of those at `statement` (file, line) if given.
+        """Return the numbers of the added statements that log `names`, or of those at `statement` (file, line).
 
         Raise if several statements log one name, or if no added statement is at `statement`.
         """
@@ -627,7 +628,7 @@ class Probing:
 
     @cached_property
     def _trees(self) -> list[tuple[ast.stmt, int]]:
-        """(syntax tree, id of the block that contains the statement) of each added statement, in the order of `added`."""
+        """(syntax tree, id of the block that contains it) of each added statement, in the order of `added`."""
         statements_at: dict[tuple[str, int, int], tuple[ast.stmt, int]] = {}
         for path in {probe.path for probe in self.added}:
             blocks: list[list[ast.stmt]] = [ast.parse(self._edited_under_newest_names[path]).body]

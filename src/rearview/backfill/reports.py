@@ -58,7 +58,7 @@ class BackfillReport:
     elsewhere: int = 0
     """Number of segments that another backfill filled at the same time, wholly or in part."""
     environment_differences: list[str] = field(default_factory=list)
-    """A phrase for each environment variable that runs read with another value than now; replays saw the present value."""
+    """A phrase for each environment variable that runs read with another value than replays did."""
     names: tuple[str, ...] = ()
     """The names whose values were requested."""
     replaced: tuple[str, ...] = ()
@@ -150,7 +150,7 @@ class PlanReport:
     changed_inputs: list[str] = field(default_factory=list)
     """A sentence for each input file that changed after runs read it."""
     environment_differences: list[str] = field(default_factory=list)
-    """A phrase for each environment variable that runs read with another value than now; replays see the present value."""
+    """A phrase for each environment variable that runs read with another value than replays will."""
     notes: list[str] = field(default_factory=list)
     """Further sentences for the user, such as about renamed files, or why predictions are uncertain."""
     unproved: list[Unproved] = field(default_factory=list)

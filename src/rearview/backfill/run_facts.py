@@ -1,8 +1,8 @@
 """Convert a run's measurements into facts for the planner, and a planned segment into a segment file.
 
-A run records the number and seconds of the iterations of its loops, and the checkpoints it saved. A run that was killed
-recorded less: its checkpoints show how far it came. If the iterations of an inner loop are short, the run stops counting
-them after a while; the uncounted iterations are assumed to be like the counted ones.
+A run records the number and seconds of the iterations of its loops, and the checkpoints it saved. A run that was
+killed recorded less: its checkpoints show how far it came. If the iterations of an inner loop are short, the run stops
+counting them after a while; the uncounted iterations are assumed to be like the counted ones.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rearview.source.probes.loop_carried import START
 from rearview.source.probes.probe import Probe, Probes
 
 _Spans = dict[str, dict[int, tuple[int, int]]]
-"""Id of an inner loop -> iteration of the main loop -> (first, end): the iterations `first <= i < end` of the inner loop."""
+"""Id of an inner loop -> iteration of the main loop -> (first, end): inner iterations `first <= i < end`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,8 @@ class RunRequest:
     missing_iterations: frozenset[int] | None = None
     """Iterations of the outermost loop that lack a value; None means all iterations."""
     digests: Mapping[str, str] | None = None
-    """Name -> digest of the statements that log it. The digests are stored with a replay: its values also count for later
-    versions of the source in which these statements are unchanged.
+    """Name -> digest of the statements that log it. The digests are stored with a replay: its values also count for
+    later versions of the source in which these statements are unchanged.
     """
     kinds: Mapping[str, str] = field(default_factory=dict)
     """Name -> kind of its values in other versions, such as "a number". A probe that logs another kind was inserted at
@@ -126,7 +126,8 @@ def segment_file(request: RunRequest, segment: Segment, *, first: bool = True) -
 def replay_start(request: RunRequest, segment: Segment, backfill: str) -> ReplayStart:
     """Return the record that is stored when a replay of `segment` starts; other backfills read what it will fill.
 
-    `backfill` is the id of the backfill that starts the replay. `ReplayJobs.prepare` sets the fields that are left out.
+    `backfill` is the id of the backfill that starts the replay. `ReplayJobs.prepare` sets the fields that are left
+    out.
     """
     return ReplayStart(
         limits=request.coverage.limits,
@@ -192,8 +193,8 @@ def _levels_to_enter(probes: Sequence[Probe]) -> int:
 def _owed_iterations(request: RunRequest, segment: Segment, *, to_end: bool) -> dict[str, int]:
     """Return loop id -> number of iterations that the recorded run had in `segment`, for the loops around the probes.
 
-    If a replay executes fewer iterations of such a loop, values are missing. `to_end` says that the replay runs to the end
-    of the program. Loops whose iterations the run did not count to the end are left out.
+    If a replay executes fewer iterations of such a loop, values are missing. `to_end` says that the replay runs to the
+    end of the program. Loops whose iterations the run did not count to the end are left out.
     """
     run, main, coverage = request.run, request.run.end.main, request.coverage
     counted = {site: loop.iterations for site, loop in run.end.loops.items() if not loop.loose}
@@ -287,9 +288,9 @@ def checkpoint_facts(
 ) -> Iterable[planning.CheckpointFacts]:
     """Yield the planner's facts about each of `checkpoints` that is in the main loop `site`.
 
-    `nbytes` is the number of bytes that a replay reads if it has just restored the previous checkpoint of the same edge
-    and loop depth: only the bytes that changed. These are the bytes that the run stored in between. If another run had
-    stored some of them before, all bytes of the checkpoint are counted.
+    `nbytes` is the number of bytes that a replay reads if it has just restored the previous checkpoint of the same
+    edge and loop depth: only the bytes that changed. These are the bytes that the run stored in between. If another
+    run had stored some of them before, all bytes of the checkpoint are counted.
     """
     sized = [(checkpoint, checkpoint.nbytes) for checkpoint in checkpoints]
     stored_all = sum(each.stored + each.shrunk for each, _ in sized) >= max(
@@ -372,9 +373,9 @@ def deep_loops(
 ) -> dict[tuple[str, ...], DeepFacts]:
     """Return loop path without the outermost loop -> facts, for the loops inside the loops `inner` of the loop `main`.
 
-    `count` is the number of iterations of `main`. In runs of older versions of Rearview, the loop path consists of names,
-    not of ids. If a loop was not counted to the end, it is assumed to have had its mean number of iterations each time
-    that it was entered.
+    `count` is the number of iterations of `main`. In runs of older versions of Rearview, the loop path consists of
+    names, not of ids. If a loop was not counted to the end, it is assumed to have had its mean number of iterations
+    each time that it was entered.
     """
     deep_facts: dict[tuple[str, ...], DeepFacts] = {}
     for names, deep in sorted(main.deep.items(), key=_depth):
@@ -405,8 +406,8 @@ def _counted_iterations(main: MainLoop, end: RunEnd, site: str, recorded: int, c
     """Return the iterations of the outermost loop in which all iterations of the inner loop `site` were counted.
 
     The outermost loop had `count` iterations, of which `recorded` have a count for `site`. A run stops counting if the
-    inner iterations are short, so the last of these counts may be too small. Older versions of Rearview counted several
-    outer iterations together; then no single count is known.
+    inner iterations are short, so the last of these counts may be too small. Older versions of Rearview counted
+    several outer iterations together; then no single count is known.
     """
     stopped = site not in end.loops
     if main.counted is None:
@@ -419,7 +420,8 @@ def _counted_iterations(main: MainLoop, end: RunEnd, site: str, recorded: int, c
 def _per_iteration(main: MainLoop, spent: _Spent) -> _Spent:
     """Return `spent` with one item for each iteration of the loop `main`.
 
-    Older versions of Rearview measured groups of iterations of `main` together; the sum of each group is divided equally.
+    Older versions of Rearview measured groups of iterations of `main` together; the sum of each group is divided
+    equally.
 
     >>> _per_iteration(MainLoop(iterations=[(1, 0.1), (2, 0.1)]), [(0.1, 3), (0.0, 0), (0.2, 6)])
     [(0.1, 3), (0.1, 3), (0.1, 3)]
@@ -460,8 +462,8 @@ def target_values(
 ) -> Sequence[TargetValue] | None:
     """Return the values of a loop's target variable in `count` iterations.
 
-    Return None if they are unknown, or equal to the indices of the iterations. `span` is (start, step) if the loop is over
-    a range; `recorded` are the values if it is over another iterable.
+    Return None if they are unknown, or equal to the indices of the iterations. `span` is (start, step) if the loop is
+    over a range; `recorded` are the values if it is over another iterable.
 
     >>> target_values([1, 1], None, 3), target_values([0, 1], None, 3), target_values(None, None, 3)
     ([1, 2, 3], None, None)
@@ -479,8 +481,8 @@ def with_run_loop_ids(probes: Probes, run: Run) -> Probes:
     """Return `probes` with two fields of each probe adapted to `run`: the loop ids of its paths, and `runs_first`.
 
     The source alone gives each loop an id by its place in a function. But if the loop is over `rearview.loop`, the run
-    recorded an id that is made of the name in that call. `runs_first` is cleared unless the probe surely runs before the
-    main loop.
+    recorded an id that is made of the name in that call. `runs_first` is cleared unless the probe surely runs before
+    the main loop.
     """
     recorded = run.end.loops
     main = run.end.main.site

@@ -1,8 +1,8 @@
 """Claim segments, so that backfills that run at the same time do not fill the same values twice.
 
 As long as a replay and its backfill run, the replay claims the cells that it will fill. (A cell is a part of a run in
-which a name is logged, see `coverage.Cell`.) There is no lock. A claim is a line in the file `replays.jsonl` of the run;
-if two backfills claim a cell at the same moment, the backfill whose line comes first gets it.
+which a name is logged, see `coverage.Cell`.) There is no lock. A claim is a line in the file `replays.jsonl` of the
+run; if two backfills claim a cell at the same moment, the backfill whose line comes first gets it.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class SegmentClaims:
     planned: dict[str, Segment] = field(default_factory=dict)
     """Id of a replay -> its segment, only for replays that claimed all of their segment."""
     _status_when_claimed: dict[Segment, tuple[object, ...] | None] = field(default_factory=dict)
-    """Segment -> value of `_claims_status` when other backfills had claimed all its missing cells. As long as the value
-    does not change, the segment cannot be claimed.
+    """Segment -> value of `_claims_status` when other backfills had claimed all its missing cells. As long as the
+    value does not change, the segment cannot be claimed.
     """
     _active: tuple[float, frozenset[str]] = (0.0, frozenset())
     """(monotonic time of reading, ids of the active backfills)."""

@@ -2,8 +2,9 @@
 
 The *set-up* of a run are all statements before its main loop. Segments of different runs share the first statements of
 their scripts, up to the first statement that differs; segments of one run share the whole set-up. A process runs the
-shared statements and is then forked for each segment. Sometimes this process finds out that it cannot share a statement
-(`runtime/replay/setup_process.py`). The reason, an *obstacle*, is stored for `--explain` and for the next backfill.
+shared statements and is then forked for each segment. Sometimes this process finds out that it cannot share a
+statement (`runtime/replay/setup_process.py`). The reason, an *obstacle*, is stored for `--explain` and for the next
+backfill.
 
 The *leading imports* of a program are shared first, because importing a library such as torch takes seconds. They are
 the imports with which the program begins, and only of libraries that are known to work after a fork.
@@ -74,10 +75,10 @@ def leading_imports(
 ) -> tuple[str, ...]:
     r"""Return the import statements of `LIBRARIES` with which a program begins.
 
-    `files` is path -> content. `entry` is the path of the script in `files`, or the name of the module if `module`; `ran`
-    are the paths of the files that the run executed, or None if that is unknown. The imports end before the first import
-    of a library that may not work after a fork, and before the first statement that has an effect. So the program has
-    done nothing before these imports, and executing them earlier changes nothing.
+    `files` is path -> content. `entry` is the path of the script in `files`, or the name of the module if `module`;
+    `ran` are the paths of the files that the run executed, or None if that is unknown. The imports end before the
+    first import of a library that may not work after a fork, and before the first statement that has an effect. So the
+    program has done nothing before these imports, and executing them earlier changes nothing.
 
     >>> text = b"'''Train.'''\nimport os, torch\nfrom torch import nn\nRATE = 0.1\nimport jax, numpy"
     >>> leading_imports({"train.py": text}, "train.py")
@@ -100,8 +101,8 @@ def leading_imports(
 def _lazy_imports(statements: Collection[str], texts: Collection[bytes]) -> Iterator[str]:
     """Yield the import statements that libraries will execute when they are first used (`_LAZY`).
 
-    `statements` are the imports of the program, `texts` its files. An import is left out if the program may change what
-    the import does.
+    `statements` are the imports of the program, `texts` its files. An import is left out if the program may change
+    what the import does.
     """
     libraries = {statement.split()[1].partition(".")[0] for statement in statements}
     for library, (use, changes, statement) in _LAZY.items():
@@ -183,7 +184,8 @@ class _ImportReader:
 def _first_imports(text: bytes) -> tuple[str | None, ...]:
     """Return the import statements with which a file begins, and None as the last item if other code follows.
 
-    Docstrings and assignments of constants between the imports are skipped. Each imported module has its own statement.
+    Docstrings and assignments of constants between the imports are skipped. Each imported module has its own
+    statement.
     """
     try:
         body = ast.parse(text).body
@@ -232,8 +234,8 @@ def leading_imports_of(
 ) -> LeadingImports | None:
     """Return the leading imports of replays of `run`, or None if the replays cannot share them.
 
-    `files` (path -> content) is the version that the replays execute; `recorded_root` is the folder that the project had
-    when the run was recorded.
+    `files` (path -> content) is the version that the replays execute; `recorded_root` is the folder that the project
+    had when the run was recorded.
     """
     facts = run.facts
     if not facts.watched or is_notebook(facts.target or ""):
@@ -281,14 +283,14 @@ class SetupText:
     folder, modules of the project. Runs in which item k is equal can share the first k statements.
     """
     cheap_statements: int = 0
-    """Number of first statements that only import libraries, define functions or assign constants; too fast to share."""
+    """Number of first statements that only import libraries, define functions or assign constants."""
 
 
 def setup_text(run: Run, files: Mapping[str, bytes], recorded_root: str) -> SetupText:
     """Return the hashes of the set-up of `run`; empty if the run did not execute a script in `files`.
 
-    `files` (path -> content) is the version that replays execute; `recorded_root` is the folder that the project had when
-    the run was recorded.
+    `files` (path -> content) is the version that replays execute; `recorded_root` is the folder that the project had
+    when the run was recorded.
     """
     facts = run.facts
     script = script_of(run, recorded_root)
@@ -459,7 +461,7 @@ def _common_depths(texts: Mapping[str, SetupText]) -> dict[str, list[int]]:
 
 
 def _loops_of(prepared: RunSetup) -> tuple[str, ...]:
-    """Return the ids of the loops before which a shared set-up ends: the main loop, and outermost loops around probes."""
+    """Return the ids of loops before which a shared set-up ends: the main loop, and outermost loops around probes."""
     request = prepared.request
     chains = [
         chain for probe in request.requested for chain in (*probe.paths, *probe.feeding_paths)

@@ -1,8 +1,9 @@
 """Publish the progress of a running backfill: its status file, and events for the terminal that runs it.
 
 A backfill publishes its status in `.rearview/backfills/<id>.json`. Any terminal that sees the store may write to
-`<id>.workers` how many workers the backfill should use. For each change, the process that runs the backfill also passes
-an `Event` to a function of the command line. `RecordTail` reads how far a replay is from the records that it writes.
+`<id>.workers` how many workers the backfill should use. For each change, the process that runs the backfill also
+passes an `Event` to a function of the command line. `RecordTail` reads how far a replay is from the records that it
+writes.
 """
 
 from __future__ import annotations
@@ -190,9 +191,9 @@ class Event:
     """A change of a running backfill or of one of its segments, for the display of progress."""
 
     kind: str
-    """Of a segment: `started`; `rows` (it has new records); at its end `proved` (exact), `failed`, or `filled` (another
-    backfill filled it); `again` (the replay was doubtful, so it runs again from the start of the run); `lost` (its
-    process was killed); `returned` (it was stopped because there are fewer workers). Of the backfill: `progress`
+    """Of a segment: `started`; `rows` (it has new records); at its end `proved` (exact), `failed`, or `filled`
+    (another backfill filled it); `again` (the replay was doubtful, so it runs again from the start of the run); `lost`
+    (its process was killed); `returned` (it was stopped because there are fewer workers). Of the backfill: `progress`
     (several times a second) and `workers` (their number has changed).
     """
     segment: int

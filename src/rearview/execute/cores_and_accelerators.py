@@ -82,8 +82,8 @@ def cores_of_slot(slot: int, threads: int, cores: Sequence[Sequence[int]]) -> fr
 def accelerators_of_slot(slot: int, count: int, available: Sequence[str]) -> str | None:
     """Return the value of CUDA_VISIBLE_DEVICES with the `count` devices of `available` that belong to `slot`.
 
-    `count` is how many accelerators the run could use. Return None if the variable need not be set, because the devices
-    are too few for two slots.
+    `count` is how many accelerators the run could use. Return None if the variable need not be set, because the
+    devices are too few for two slots.
 
     >>> accelerators_of_slot(1, 1, "0123"), accelerators_of_slot(1, 2, "0123")
     ('1', '2,3')
@@ -144,9 +144,10 @@ def cores_for(task: Task, slot: int) -> frozenset[int]:
 
 
 def pin(pid: int, task: Task, slot: int) -> frozenset[int]:
-    """Pin the new process `pid` to the cores of its slot; return their processors, or an empty set if it is not pinned.
+    """Pin the new process `pid` to the cores of its slot, and return their processors.
 
-    Threads that the process starts later inherit the setting. It is not pinned if it has already ended.
+    Threads that the process starts later inherit the setting. Return an empty set if it is not pinned, for example
+    because it has already ended.
     """
     processors = cores_for(task, slot)
     if processors:

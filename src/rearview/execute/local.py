@@ -1,9 +1,9 @@
 """The executor that runs segments as processes of this machine.
 
-Each process runs on the cores and accelerators of its slot (`cores_and_accelerators`). Segments whose programs begin with
-the same imports are forked from a *fork server*, a process that has executed these imports
-(`runtime/replay/fork_server.py`). A `ForkServerClient` starts a fork server and sends requests to it. Segments that also
-share the statements after the imports are forked from a *set-up process*, which has run these statements
+Each process runs on the cores and accelerators of its slot (`cores_and_accelerators`). Segments whose programs begin
+with the same imports are forked from a *fork server*, a process that has executed these imports
+(`runtime/replay/fork_server.py`). A `ForkServerClient` starts a fork server and sends requests to it. Segments that
+also share the statements after the imports are forked from a *set-up process*, which has run these statements
 (`runtime/replay/setup_process.py`) and is itself forked from the fork server; its client is a `SetupServerClient`.
 """
 
@@ -108,7 +108,7 @@ class Local:
         self._unusable: dict[str, list[ForkServerClient]] = {}
         """Id of a task -> set-up processes from which the task could not continue."""
         self.unshared: dict[str, tuple[str, bool]] = {}
-        """`SetupStage.key` -> (why the stage was not shared to its end, whether its first statements could be shared)."""
+        """Key of a `SetupStage` -> (why it was not shared to its end, whether its first statements can be shared)."""
 
     def resize(self, slots: int) -> None:
         """Change the number of slots; running tasks continue."""
@@ -148,7 +148,7 @@ class Local:
         return LocalJob(task, process)
 
     def _fork_server(self, task: Task, environment: dict[str, str]) -> ForkServerClient | None:
-        """Return the fork server for `task`, started if needed, or None if the task must be started as a new process."""
+        """Return the fork server for `task`, started if needed, or None if the task needs a new process."""
         key = fork_server_key(task, environment)
         if key is None:
             return None
@@ -175,7 +175,7 @@ class Local:
         environment: dict[str, str],
         unusable: Collection[ForkServerClient] = (),
     ) -> ForkServerClient:
-        """Return the process from which to fork `task`: a set-up process that runs as many of its statements as possible.
+        """Return the process from which to fork `task`: the set-up process that runs most of its statements.
 
         The process is started if needed. Return the fork server `server` if no stage of the set-up can be shared.
         `unusable` are set-up processes from which the task could not continue.
@@ -332,8 +332,8 @@ class ForkServerClient:
     def spawn(self, task: Task, environment: dict[str, str], slot: int, waited: float) -> int:
         """Let the fork server fork a process that runs `task` on `slot`; return the process id.
 
-        `waited` is how many seconds the task has waited for the fork server. Raise ForkServerGone if the fork server has
-        ended, or ForkServerSilent if it does not answer.
+        `waited` is how many seconds the task has waited for the fork server. Raise ForkServerGone if the fork server
+        has ended, or ForkServerSilent if it does not answer.
         """
         return self._request(
             SpawnRequest(
@@ -376,7 +376,7 @@ class ForkServerClient:
         return pid
 
     def reap(self, pid: int) -> int | None:
-        """Return the exit code of the forked process `pid`, which has ended; None if the fork server does not answer."""
+        """Return the exit code of the ended process `pid`, or None if the fork server does not answer."""
         self.children -= 1
         try:
             self._send(ReapRequest(pid))
@@ -531,7 +531,7 @@ class ForkedJob:
             self.code = -signal.SIGKILL  # the process was never started
 
     def _try_next_server(self) -> None:
-        """If the exit code says that the task could not continue from the shared set-up, prepare to fork it elsewhere."""
+        """If the task could not continue from the shared set-up, let `wait` fork it from another server."""
         if self.code == UNLIKE and self.next_server and not self.task.report.exists():
             self.server = self.next_server(self.task, self.server)
             self.pid, self.code = 0, None
@@ -559,7 +559,7 @@ class ForkedJob:
             self.code = -signal.SIGKILL  # the process has ended together with its fork server
 
     def _store_exit_code(self) -> None:
-        """Store the exit code in `code`; if the fork server has ended, the code is unknown: store that of a killed process."""
+        """Store the exit code in `code`, or that of a killed process if the fork server cannot tell the code."""
         code = self.server.reap(self.pid)
         self.code = -signal.SIGKILL if code is None else code
         os.close(self.pidfd)

@@ -65,8 +65,9 @@ while top and root.startswith(top):
         break
     root = os.path.dirname(root)
 """
-"""Program that removes the project folder from a node as soon as its standard input ends: this is when the process that
-started the program has ended. It retries, because other processes that write in the folder may end a little later.
+"""Program that removes the project folder from a node as soon as its standard input ends: this is when the process
+that started the program has ended. It retries, because other processes that write in the folder may end a little
+later.
 """
 
 
@@ -79,8 +80,8 @@ class FolderOwner:
     def create(self, root: str, store_id: str) -> str | None:
         """Create the folder `root` for files of the store with the identity `store_id`.
 
-        Return None if the folder can be used, or the reason in words if not. A folder of the user is never touched: `root`
-        must not exist, or be empty, or have been created by another backfill for the same store.
+        Return None if the folder can be used, or the reason in words if not. A folder of the user is never touched:
+        `root` must not exist, or be empty, or have been created by another backfill for the same store.
         """
         for _ in range(_CLAIM_TRIES):
             try:
@@ -197,8 +198,8 @@ def execute(
 ) -> int | None:
     """Run a command on this node; return its exit code, or None if the node does not see the project's folder.
 
-    `known_file` is (path, content) of a file of the project: a different folder may be at the same path on the node. If
-    `accelerated`, the command uses the accelerators that Ray has chosen.
+    `known_file` is (path, content) of a file of the project: a different folder may be at the same path on the node.
+    If `accelerated`, the command uses the accelerators that Ray has chosen.
     """
     if known_file is not None and not _sees_project(known_file):
         return None
@@ -226,7 +227,7 @@ def execute(
 
 
 def _sees_project(known_file: tuple[str, bytes]) -> bool:
-    """Return True if this node sees the project: if the file at the path in `known_file` has the content in `known_file`.
+    """Return True if the file at the path in `known_file` exists on this node with the content in `known_file`.
 
     Return False if the file is in a folder that Rearview created on the node (`FolderOwner`).
     """
@@ -305,7 +306,7 @@ class SegmentWorker:
         return code
 
     def list_results(self, folders: list[str], store: str, run: str, replay: str) -> dict[str, Any]:
-        """Return the results of `replay`: `files`, `links` and `records` that it wrote, `deleted` files, and `objects`.
+        """Return the results of `replay`: keys `files`, `links`, `records`, `deleted` and `objects`.
 
         Files are compared with those in `folders` before `run`. The objects are all objects in `store` on this node.
         """

@@ -141,7 +141,8 @@ class _Layout:
     def read(self, path: str, prefix: str = "") -> _Folder | None:
         """Return the folder `path` with the files that a replay may read, at any depth.
 
-        `prefix` is the path relative to the project. Return None if the folder cannot be read or is a virtual environment.
+        `prefix` is the path relative to the project. Return None if the folder cannot be read or is a virtual
+        environment.
         """
         try:
             entries = list(os.scandir(path))
@@ -264,7 +265,7 @@ def _is_older(entry: os.DirEntry[str], before: float) -> bool:
 
 
 def _link_target(entry: os.DirEntry[str], root: str, tree: Path) -> str:
-    """Return the path to which the link for `entry` in the scratch tree `tree` must point: usually the entry's own path.
+    """Return the path to which the link for `entry` in the scratch tree `tree` must point: usually its own path.
 
     If the entry is itself a link to a folder of the project at `root`, return the path of that folder in `tree`.
     """
@@ -594,8 +595,8 @@ def _explain(error: str, log: str) -> str:
 def _threads_to_pin(run: Run, segment: Segment) -> int | None:
     """Return the number of cores to which the replay of `segment` is pinned, or None if it may use any core.
 
-    A segment that runs from the start of the program is not pinned. If it differs from the run, its cores cannot be the
-    reason, and it need not be repeated.
+    A segment that runs from the start of the program is not pinned. If it differs from the run, its cores cannot be
+    the reason, and it need not be repeated.
     """
     return None if segment.rerun else threads_of(run.facts.threads, run.end.surroundings)
 

@@ -1,8 +1,8 @@
 """Run the segments of a plan on an executor, as many at once as the executor has slots (workers).
 
 A segment is started again if its process was killed, or if it was stopped because there are fewer workers. If a replay
-may be wrong because of how it ran (`needs_rerun`), the segment runs again from the start of the run. Other backfills may
-work on the same runs; therefore each segment is claimed just before it starts (`Claims`).
+may be wrong because of how it ran (`needs_rerun`), the segment runs again from the start of the run. Other backfills
+may work on the same runs; therefore each segment is claimed just before it starts (`Claims`).
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ class Pool:
         self._start(number, task)
 
     def _skip(self, number: int, *, retry_later: bool) -> None:
-        """Leave a segment to another backfill; with `retry_later`, try again later to claim it, else count it as ended."""
+        """Leave a segment to another backfill: with `retry_later`, try again later, else count it as ended."""
         if retry_later:
             self._claimed_elsewhere.append(number)
             return
@@ -280,8 +280,8 @@ class Pool:
     def _store_outcome(self, slot: int, running: _RunningSegment, code: int, spent: float) -> bool:
         """Store the outcome of a segment whose process ended with exit code `code` after `spent` seconds.
 
-        Return False if the segment was queued again and has no outcome yet: its process was killed, or the replay must be
-        repeated from the start of the run.
+        Return False if the segment was queued again and has no outcome yet: its process was killed, or the replay must
+        be repeated from the start of the run.
         """
         task, run, number = running.job.task, self._runs[running.number], running.number
         if code < 0 and not task.report.exists() and self._losses.get(number, 0) < MAX_LOSSES:
