@@ -1,1 +1,1 @@
-"""Fill missing values of past runs: find them, plan segments, replay the segments, report."""
+"""Fill missing values: find the past runs that lack them, plan segments, replay the segments, report."""

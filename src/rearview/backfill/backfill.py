@@ -76,7 +76,7 @@ FEW_RUNS = 3
 MAX_PLACES = 3
 """Most lines of a past version before which an added statement is tried, if replays show that it fails there."""
 GROWTH = 4
-"""Number of segments per worker that a plan may have, if dividing the work costs almost nothing."""
+"""Most segments per worker into which a plan divides the work so that workers can be added while it runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class MissingValues:
 class _PoolResult:
     outcomes: list[ReplayOutcome]
     filled_elsewhere: int
-    """Number of segments that another backfill filled, wholly or in part."""
+    """Number of segments of the plan that another backfill filled, wholly or in part."""
 
 
 @dataclass
@@ -259,7 +259,7 @@ class Backfiller:
             except RearviewError as exc:
                 failures.append((run, exc))
                 continue
-            if question.runs:  # the user named the runs in the order of their importance
+            if question.runs:  # the user listed the most important run first
                 facts = replace(prepared.facts, priority=float(order))
                 prepared = replace(prepared, facts=facts)
             source = prepared.request.probes.source
@@ -294,9 +294,9 @@ class Backfiller:
         }
 
     def _ran_other_script(self, run: Run, scripts: Collection[str]) -> bool:
-        """Return True if the script of a run is none of `scripts`, and is still in the project.
+        """Return True if the script of `run` is none of `scripts` and still exists in the project.
 
-        If the script is gone, it may have been renamed to one of `scripts`.
+        If it does not exist any more, it may have been renamed to one of `scripts`.
         """
         return run.script not in scripts and (self.project.root / run.script).is_file()
 

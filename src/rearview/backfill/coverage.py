@@ -195,7 +195,7 @@ def _fills_end(start: ReplayStart, end: str) -> bool:
 
 
 def is_unproved(replay: Replay) -> bool:
-    """Return True if a replay succeeded but the run recorded nothing to compare it with."""
+    """Return True if `replay` succeeded, but the run recorded no values or checkpoints to compare with it."""
     return replay.proof.verdict is Verdict.UNPROVED
 
 
@@ -241,14 +241,14 @@ def _covered_ranges(replay: Replay) -> list[tuple[int, int]]:
 
 
 def _covered_iterations(query: CoverageQuery, start: ReplayStart) -> frozenset[int]:
-    """Return the iterations of the main loop in which a replay covers all requested inner iterations."""
+    """Return the main-loop iterations that a replay runs with all inner iterations that `query` requests in them."""
     first, last = start.covered or (0, 0)
     reached = start.only if start.only is not None else range(first, min(last, query.count))
     return frozenset(index for index in reached if _covers_inside(query, start, index))
 
 
 def _covers_inside(query: CoverageQuery, start: ReplayStart, index: int) -> bool:
-    """Return True if a replay covers all requested inner iterations of iteration `index` of the main loop."""
+    """Return True if a replay runs all inner iterations that `query` requests in iteration `index` of the main loop."""
     for loop, spans in start.inner.items():
         span = spans.get(index)
         if span is None:

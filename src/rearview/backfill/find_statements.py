@@ -30,7 +30,7 @@ _SKIPPED_FOLDERS = {"__pycache__", "node_modules", "site-packages", "build", "di
 
 @dataclass(frozen=True)
 class PastStatement:
-    """The statements that log certain names, taken from the newest version that contains them."""
+    """The statements of a past version that log `names`; the version is the newest one that contains them."""
 
     names: tuple[str, ...]
     version: str
@@ -88,7 +88,7 @@ class PastStatement:
 
 @dataclass
 class StatementSources:
-    """The probes of the work tree; for names that the work tree does not log, statements of past versions."""
+    """Finds the statements that log names: in the work tree or, for names that it does not log, in past versions."""
 
     probing: Probing
     _past_statements: dict[tuple[str, ...], PastStatement | None] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class StatementSources:
 
     @property
     def edited(self) -> dict[str, str]:
-        """The Python files of the work tree."""
+        """The Python files of the work tree, path -> text."""
         return self.probing.edited
 
     def of(self, run: Run, names: Sequence[str] = ()) -> Probes:

@@ -28,7 +28,7 @@ from rearview.store.create_files import make_folder, publish
 from rearview.store.machine import gpus, hardware, hardware_id
 
 FORMAT = 1
-"""Number of this set of kernels; measurements with different numbers cannot be compared."""
+"""Number that changes when the kernels change; measurements with different numbers cannot be compared."""
 TIMEOUT = 30.0
 """Seconds after which a measurement is stopped; usually it takes about one second."""
 KERNEL_SECONDS = 0.25
@@ -108,7 +108,7 @@ def best(kernel: Callable[[], object], seconds: float = KERNEL_SECONDS) -> float
 def disk(folder: Path) -> tuple[float, float]:
     """Return (reading speed, writing speed) of the disk of `folder` in MB/s, not those of the page cache in memory."""
     file = folder / f".calibrate-{os.getpid()}"
-    chunk = os.urandom(_CHUNK)  # random, because some file systems compress
+    chunk = os.urandom(_CHUNK)  # random bytes, which file systems cannot compress
     fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         size, phase_start = 0, time.perf_counter()
@@ -207,7 +207,7 @@ def save_cost_corrections(cache: Path, machine: str, corrections: CostCorrection
 FRESH = 30 * 86_400.0
 """Seconds for which a measurement is valid. It does not stay valid because drivers, disks and cooling change."""
 FRESH_BUSY = 86_400.0
-"""Seconds for which a measurement is valid if the machine was busy while it was measured."""
+"""Seconds for which a measurement is valid if the machine was busy with other processes during the measurement."""
 BUSY = 0.7
 """Value of `Measured.load` above which a machine counts as busy."""
 WORTH_MEASURING = 60.0
@@ -237,10 +237,10 @@ class _StoredMeasurement(msgspec.Struct, frozen=True):
 
 @dataclass
 class Machines:
-    """The stored measurements of the machines that recorded or replay runs of one project."""
+    """Measures the speed of this machine, and stores measurements of all machines that use the store of a project."""
 
     cache: Path
-    """A folder in the store, so that machines that share the store see each other's measurements."""
+    """Folder with the measurements; it is in the store, so that machines that share the store see all measurements."""
     _facts: dict[str, object] = field(default_factory=hardware)
 
     @property
@@ -256,7 +256,7 @@ class Machines:
         """Return the machine that a run was recorded on, with its stored measurement, if there is one."""
         if run.facts.hardware:
             return self._stored(hardware_id(run.facts.hardware), run.host)
-        # an older run recorded only its host
+        # runs of older versions of Rearview recorded the host name but no hardware
         return self.this_machine() if run.host == gethostname() else Machine(f"host {run.host}")
 
     def due(self, now: float | None = None) -> bool:

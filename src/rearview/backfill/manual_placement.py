@@ -33,7 +33,7 @@ class Identity:
     logs: tuple[str, ...]
     """The names that the statement logs."""
     sets: tuple[str, ...] = ()
-    """The variables that the statement binds, if it logs nothing."""
+    """The variables to which the statement binds values, if it logs nothing; else empty."""
     occurrence: int = 0
     """How many added statements earlier in the file log (or bind) exactly the same names."""
 
@@ -61,13 +61,13 @@ class Identity:
         candidates = equal or similar
         in_same_file = [(at, identity) for at, identity in candidates if identity.path == self.path]
         if not in_same_file and len({identity.path for _, identity in candidates}) == 1:
-            in_same_file = candidates  # the file was renamed
+            in_same_file = candidates  # all candidates are in one other file: the file was renamed
         return in_same_file[self.occurrence][0] if self.occurrence < len(in_same_file) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """The place that the user set for one statement in one version."""
+    """The line at which the user wants one added statement in one past version."""
 
     version: str
     statement: Identity

@@ -76,13 +76,13 @@ class Question:
     """A request of the user to fill missing values: which names, runs and iterations, and how replays may run."""
 
     names: Sequence[str]
-    """Names of logged values."""
+    """Names of the logged values to fill."""
     runs: Sequence[str] | None = None
     """Runs as the user wrote them, the most important first; None means all runs."""
     where: str | None = None
-    """SQL condition that selects runs or rows, such as `acc < 0.9`."""
+    """SQL condition that selects runs or rows of the table of records, such as `acc < 0.9`; None means all."""
     at: str | None = None
-    """Selection of iterations, such as `epoch=3:5`."""
+    """Selection of iterations, such as `epoch=3:5`; None means all iterations."""
     workers: int | None = None
     """Number of replays at once; None means as many as there are cores for."""
     budget: float | None = None
@@ -157,7 +157,7 @@ class PreparedRun:
         return self.facts.start - min(self.facts.start, FORK_SECONDS), imports
 
     def question(self) -> RunQuestion:
-        """Return the request in the form that the planner takes."""
+        """Return the run's facts and the requested values of each probe, in the form that the planner takes."""
         request = self.request
         if not request.requested:
             return RunQuestion(
@@ -179,8 +179,8 @@ class PreparedRun:
         request = self.request
         main = self.facts.loops[0].name if self.facts.loops else None
         if path and path[0] != main and not (main is None and request.at):
-            # the statement is in another loop than the main loop, or in a coroutine, which cannot be divided:
-            # run to the end and skip the main loop
+            # the statement is in another loop than the main loop, or in a coroutine, and such loops cannot be divided:
+            # the replay skips the main loop and runs to the end
             further_selections = tuple(at for at in request.at if at.loop not in columns_of(path))
             return self._until_the_end(further_selections)
         depth = len(path) - len(probe.loops) + probe.depth
@@ -443,7 +443,7 @@ def _selected_iterations(
         if loop is not None and each.loop == name_of(loop.name):
             named = frozenset(each.indices(len(loop.seconds), loop.values))
             iterations = named if iterations is None else iterations & named
-            # the planner refuses iterations that the loop does not have
+            # if `at` selects no existing iteration, the planner refuses the request
             return iterations if named else None
     return iterations
 

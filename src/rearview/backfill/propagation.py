@@ -329,7 +329,8 @@ class Probing:
             self.versions, runs, self.corrections, names, self.sure, _texts=self._texts
         )
         probing.__dict__["edited"] = self.edited
-        if runs is self.runs:  # the same versions: reuse their results
+        # with the same runs, the versions are the same, too: reuse properties that were computed from them
+        if runs is self.runs:
             probing.__dict__["renaming"] = self.renaming
             probing.__dict__["_newest"] = self._newest
         return probing

@@ -27,7 +27,7 @@ class Refusal:
     run: str
     reason: str
     general_reason: str = ""
-    """The reason without the id of the run, so that it is equal for all runs with the same problem."""
+    """`reason` without the id of the run, so that refusals of several runs with one problem can be shown as one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Insertion:
 
 @dataclass(frozen=True, slots=True)
 class BackfillReport:
-    """The outcome of a backfill."""
+    """The result of a backfill: the outcome of each replay, and the runs that could not be replayed."""
 
     outcomes: list[ReplayOutcome] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
@@ -167,7 +167,7 @@ class PlanReport:
     """Statements before the main loop that run once for several segments, and why others run once for each segment."""
 
     def _repr_html_(self) -> str:
-        """Return the plan as HTML, for notebooks."""
+        """Return the plan as HTML, which notebooks display."""
         segments = self.plan.segments
         head = (
             f"<p>{escape(str(self.missing))} to fill: {plural(len(segments), 'segment')} of "

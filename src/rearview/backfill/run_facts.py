@@ -84,7 +84,7 @@ def segment_file(request: RunRequest, segment: Segment, *, first: bool = True) -
     """
     probes = request.requested
     chains = [list(chain) for probe in probes for chain in (*probe.paths, *probe.feeding_paths)]
-    # if a probe has no loop path, the loops around it are not known
+    # a probe without loop paths may run in any loop, because the loops around it are not known
     before_loops = bool(probes) and all(
         probe.runs_first and probe.paths and not any(probe.paths) for probe in probes
     )

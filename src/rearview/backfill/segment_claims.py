@@ -167,7 +167,7 @@ def _cells_of_segment(request: RunRequest, segment: Segment, *, first: bool) -> 
 
 
 def _filled(request: RunRequest, replays: Iterable[Replay]) -> Cells:
-    """Return the requested cells that `replays` have filled."""
+    """Return the cells of the requested names that `replays` have filled; replays that do not count are ignored."""
     digest_of = (request.digests or {}).__getitem__
     all_replays = list(replays)
     return {

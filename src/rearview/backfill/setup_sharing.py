@@ -112,7 +112,7 @@ def _lazy_imports(statements: Collection[str], texts: Collection[bytes]) -> Iter
 
 
 class _ImportReader:
-    """Reads the leading imports from the files of one version."""
+    """Reads the imports with which files of a version begin, and follows imports of the project's own modules."""
 
     def __init__(self, files: Mapping[str, bytes], search: str) -> None:
         self._files = files

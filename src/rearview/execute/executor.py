@@ -34,9 +34,9 @@ class Task:
     folder: Path
     """Working folder."""
     log: Path
-    """File for the output of the process."""
+    """File that gets everything that the process prints."""
     report: Path
-    """File that the process publishes when it has finished."""
+    """File that the process writes when it has finished: a `ReplayReport`."""
     seconds: float = 0.0
     """Predicted seconds of the task."""
     threads: int | None = None
@@ -54,7 +54,7 @@ class Task:
     shared_setup: Callable[[], Task] | None = None
     """Function that returns a task that runs only the set-up, in a separate folder; its process is then forked."""
     module_folder: Path | None = None
-    """Folder in which the program looks for modules of the project; None means the working folder."""
+    """Folder in which the program looks for its own modules (`sys.path[0]`); None means the working folder."""
 
 
 class Job(Protocol):

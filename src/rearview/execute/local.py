@@ -86,7 +86,7 @@ def _ends_within(pid: int, seconds: float) -> bool:
     """Wait until the child process `pid` ends, for at most `seconds`; return True if it has surely ended."""
     try:
         pidfd = os.pidfd_open(pid)
-    except (AttributeError, OSError):  # not Linux: the end of the process cannot be waited for
+    except (AttributeError, OSError):  # only Linux can wait for the end of a process with a timeout
         time.sleep(seconds)
         return False
     try:
@@ -276,7 +276,7 @@ class ForkServerSilent(ForkServerGone):
 
 @dataclass
 class ForkServerClient:
-    """A running fork server, and the socket over which it receives requests."""
+    """The connection to a running fork server: its process, and the socket over which it receives requests."""
 
     process: subprocess.Popen[bytes] | None
     channel: socket.socket
@@ -548,7 +548,7 @@ class ForkedJob:
             self.pid = self.server.spawn(self.task, self.environment, self.slot, waited)
             self.pidfd = os.pidfd_open(self.pid)
         except ForkServerSilent:
-            # the process may be running: report it as lost, so that the segment runs under another name
+            # the process may be running: report it as killed, so that the segment runs again with another replay id
             self.code = -signal.SIGKILL
         except ForkServerGone:
             if isinstance(self.server, SetupServerClient):

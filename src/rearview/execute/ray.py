@@ -175,7 +175,8 @@ def _join(slots: int | None) -> None:
                 raise
         else:
             return
-    cores = max(slots or 0, os.cpu_count() or 1)  # the number of workers may be raised later
+    # may be more than `slots`, because workers may be added later
+    cores = max(slots or 0, os.cpu_count() or 1)
     ray.init(address="local", num_cpus=cores, include_dashboard=False, log_to_driver=False)
 
 
@@ -252,7 +253,7 @@ class Shipments:
                 del self._folder_owners[node_facts["node"]]
 
     def close(self) -> None:
-        """Remove the project folders that were created on nodes."""
+        """Remove the project folders that were created on nodes, and end their actors."""
         import ray
 
         for owner in self._folder_owners.values():
@@ -310,7 +311,7 @@ class ShippedJob:
                 slug="ray-node",
             )
         except ray.exceptions.RayError:
-            self._code = -1  # the worker or its node was lost, or the job was stopped
+            self._code = -1  # Ray lost the node or the actor on it, or the job was stopped
         except BaseException as exc:
             self._error = exc
         finally:
@@ -368,9 +369,8 @@ class ShippedJob:
                     and files_needed.only_if_different
                     and _differs(results.files.get(self.task.report))
                 ):
-                    with_all = (
-                        True  # run again with all parts of checkpoints, to describe the difference
-                    )
+                    # run again, and send all files of checkpoints, to describe the difference
+                    with_all = True
                     self._call("remove_files", *folders_and_store, *run_and_replay)
                     continue
                 self._check_owner(owner, node_facts)

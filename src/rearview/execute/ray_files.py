@@ -53,7 +53,7 @@ _NO_END = 1 << 62
 
 
 class CheckpointUse(Enum):
-    """How a replay uses a checkpoint."""
+    """The way in which a replay uses a checkpoint; it decides which files of the checkpoint are sent."""
 
     RESTORED = "restored"
     """The replay may restore the checkpoint, and then reads every file of it."""
@@ -438,7 +438,7 @@ class StagedResults:
         self.staging = self.shipping_list.folders[0] / ".results"
         self.objects = Objects(self.project)
         self.files: dict[Path, Path] = {}
-        """Final path -> path in the staging folder."""
+        """Final path -> path in the staging folder, for each file that the replay wrote."""
         self.records: list[Path] = []
         self.values: dict[str, Path] = {}
         self.links: dict[Path, str] = {}

@@ -102,7 +102,7 @@ class FolderOwner:
         return "another folder is there"
 
     def ping(self) -> bool:
-        """Return True, to show that this actor still runs."""
+        """Return True; the call fails if this actor does not run any more."""
         return True
 
     def remove(self) -> None:
@@ -135,7 +135,7 @@ def _claim(root: Path, store_id: str) -> int | None:
     root.mkdir(parents=True, exist_ok=True)
     store = root / STORE
     try:
-        store.mkdir()  # if several processes try this at once, only one succeeds
+        store.mkdir()  # if several processes try to create the folder at once, only one succeeds
     except FileExistsError:
         return _share_lock(root, store / OWNER_FILE)
     if [entry.name for entry in root.iterdir()] != [STORE]:
@@ -206,9 +206,9 @@ def execute(
 
     def die_with_the_worker() -> None:
         if libc is not None:
-            libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+            libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: die when the parent process ends
 
-    # loaded before the fork, because the child of a process with threads must not load libraries
+    # the library is loaded before the fork, because the child of a process with threads must not load libraries
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     # if the task requested accelerators, Ray has set this variable to those that it has chosen
     variables_from_ray = [

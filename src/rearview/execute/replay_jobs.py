@@ -102,7 +102,7 @@ class _Folder:
     prefix: str
     """The path relative to the project: empty, or with a separator at its end."""
     whole: bool = True
-    """Whether the folder has exactly the content that it had when the run started, so that it can be one link."""
+    """Whether the folder has exactly the content that it had when the run started; then it can be linked as a whole."""
     count: int = 0
     """Number of files in the folder and in the folders below it."""
     files: list[tuple[str, os.DirEntry[str]]] = field(default_factory=list)
@@ -287,7 +287,7 @@ def _files_below(folder: str, prefix: str = "") -> Iterator[str]:
 
 
 _OWN_ERROR = re.compile(r"rearview\.errors\.(?:State|Replay)Error: (.+)")
-"""The last line of a traceback if Rearview, not the program, raised the exception."""
+"""Pattern of the last line of a traceback if Rearview, not the program, raised the exception; group 1: its message."""
 _TRIAL_BYTES = 64 << 10
 """Bytes that are written to find out whether the disk is full."""
 
@@ -310,7 +310,7 @@ class ReplayOutcome:
 
     @property
     def proof(self) -> Proof:
-        """The verdict on the values of the replay, with the reason."""
+        """The verdict on the values that the replay logged, with its reason."""
         return proof_of(self.report)
 
     @property
@@ -510,14 +510,14 @@ class ReplayJobs:
         first = next(replay for replay in self.runs.replays(run.id) if replay.id == task.id)
         start = msgspec.structs.replace(first.start, predicted=0.0, redoes=task.id, because=because)
         self.runs.start_replay(run.id, name, start)
-        # in a new tree, because the first tree contains files that the first replay wrote
+        # the rerun gets a new scratch tree, because the first one contains files that the first replay wrote
         rerun = self._copied_task(
             run, first.version, segment_file, task, name, jump=False, thorough=True
         )
         return replace(
             rerun,
-            threads=None,  # not pinned, so that its cores cannot be the reason
-            imports=None,  # not forked, so that a shared start cannot be the reason
+            threads=None,  # do not pin the rerun, so that its cores cannot be the reason for a difference
+            imports=None,  # do not fork the rerun, so that a shared start cannot be the reason for a difference
             stages=(),
         )
 
@@ -608,7 +608,10 @@ def script_of(run: Run, recorded_root: str) -> str:
 
 
 def _rebased(path: Path, old: Path, new: Path) -> Path:
-    """If the folder `path` is below `old`, create and return the corresponding folder below `new`, else `path`."""
+    """Return the folder below `new` that corresponds to `path` below `old`; create it.
+
+    If `path` is not below `old`, return `path` itself.
+    """
     if not path.is_relative_to(old):
         return path
     new_path = new / path.relative_to(old)

@@ -85,7 +85,7 @@ class _RunningSegment:
 
 @dataclass
 class Pool:
-    """Runs the segments of one plan in their order."""
+    """Runs the segments of one plan in their order, on the slots of an executor."""
 
     replays: ReplayJobs
     executor: Executor
@@ -98,7 +98,7 @@ class Pool:
     _losses: dict[int, int] = field(default_factory=dict)
     """Number of a segment -> how many times its process was killed."""
     _rerun_reasons: dict[int, str] = field(default_factory=dict)
-    """Number of a segment -> why it runs again from the start of the run."""
+    """Number of a segment -> why its replay is repeated from the start of the run."""
     _unshared: bool = False
     """Whether all further segments are started as new processes, not forked. This is set after the process of a forked
     segment was killed, or after a forked segment was wrong and its repetition as a new process was exact.

@@ -1,1 +1,1 @@
-"""The planner: facts about runs in, a plan of segments out. Pure: it reads no clock, disk or environment."""
+"""Plan replays: facts about runs in, a plan of segments out. Pure: it reads no clock, disk or environment."""

@@ -91,7 +91,7 @@ class CostCorrection:
 
     @property
     def count(self) -> int:
-        """Number of remembered replays."""
+        """Number of replays in `logs`."""
         return len(self.logs)
 
     @property
@@ -141,7 +141,7 @@ class CostCorrections:
     """Assumed relative error of predictions before the first replay."""
 
     def factor(self, version: str, operator: str) -> tuple[float, float]:
-        """Return (factor that corrects a prediction, relative error of the corrected prediction)."""
+        """Return (factor by which predicted seconds must be multiplied, relative error of the product)."""
         mean, spread = 0.0, self.prior
         for key in ("", operator, f"{version} {operator}"):
             correction = self.by.get(key)

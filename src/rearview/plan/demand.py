@@ -74,9 +74,9 @@ class Axis:
         self._ends: dict[int, CheckpointFacts] = {}
         self._middles: dict[int, list[tuple[int, CheckpointFacts]]] = {}
         self.at_begin: list[StartPlace] = []
-        """Outer iteration -> the start place from which its beginning is reached soonest."""
+        """Item i: the start place from which the beginning of outer iteration i is reached soonest."""
         self.at_end: list[StartPlace] = []
-        """Outer iteration -> the start place from which the end of its inner loop is reached soonest."""
+        """Item i: the start place from which the end of the inner loop in outer iteration i is reached soonest."""
 
     def find_starts(self) -> None:
         """Fill `at_begin` and `at_end`; they are needed only if iterations or the code after the loop must run."""

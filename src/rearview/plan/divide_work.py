@@ -418,7 +418,10 @@ def _divide_further(
 def _duration_and_cost(
     dividers: list[_RunDivider], segments: list[tuple[int, AtomRanges]], workers: int
 ) -> tuple[float, float]:
-    """Return (seconds until all segments have ended, seconds of computing in all segments together)."""
+    """Return (seconds until `workers` have ended all `segments`, seconds of computing in all segments together).
+
+    Segments are (number of the run's divider, ranges of atoms).
+    """
     seconds = [dividers[i].cost(ranges) for i, ranges in segments]
     shared = sum(
         (count - 1) * dividers[i].shareable for i, count in Counter(i for i, _ in segments).items()

@@ -51,7 +51,7 @@ class At:
             high = count if self.last is None else min(count, int(-(-self.last // 1)))
             return list(range(low, high))
         if self.single:
-            # a text value that looks like a number was parsed as a number
+            # if the loop's values are texts, `first` may be a text that was parsed as a number
             accepted = {self.first, str(self.first)}
             return [i for i in range(count) if values[i] in accepted]
         return [i for i in range(count) if self._within(values[i])]
@@ -205,7 +205,7 @@ class RunFacts:
 
     run: str
     version: str
-    """The version that replays execute; it contains the probes."""
+    """Id of the version that replays execute: the source of the run with the probes inserted."""
     loops: tuple[LoopFacts, ...] = ()
     """The outermost loop, then the loops directly inside it, in the order of execution."""
     deep: Mapping[tuple[str, ...], DeepFacts] = field(default_factory=dict)
@@ -233,7 +233,7 @@ class RunFacts:
 
 @dataclass(frozen=True, slots=True)
 class InnerIterations:
-    """Requested iterations of one inner loop."""
+    """The requested iterations of one inner loop, which may differ between iterations of the outermost loop."""
 
     loop: str
     spans: Mapping[int, tuple[int, int | None]]

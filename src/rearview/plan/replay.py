@@ -62,7 +62,7 @@ class Work:
     warm_restores: list[Checkpoints] = field(default_factory=list)
     cold_restores: list[Checkpoints] = field(default_factory=list)
     start_atoms: list[int] = field(default_factory=list)
-    """Indices of atoms with which another process can start without repeating work."""
+    """Indices of atoms with which another process can start without repeating work of earlier atoms."""
     inner: tuple[tuple[str, int, int | None], ...] = ()
     """(loop, first, last): only inner iterations `first <= i < last` are requested; `last` of None: to the end."""
     within: InnerIterations | None = None
@@ -102,7 +102,7 @@ class Work:
 
     @property
     def seconds(self) -> float:
-        """Predicted seconds if one process does all the work, without corrections from earlier replays."""
+        """Predicted seconds if one process does all the work; the seconds of earlier replays do not correct them."""
         first = self.cold_seconds[0] if self.cold_seconds else 0.0
         return self.startup.seconds + first + sum(self.warm_seconds[1:])
 
@@ -175,7 +175,7 @@ def work_of(question: RunQuestion, cost: CostModel) -> Work | str:
 
 
 def _add_writing(work: Work) -> float:
-    """Add the seconds of logging the new values, divided equally among the atoms; return their sum."""
+    """Add the seconds of logging the new values to the atoms of `work`, in equal shares; return the added seconds."""
     each = RECORD_SECONDS * work.cost.speed.compute * work.cells / max(1, len(work.warm_seconds))
     if each > NEGLIGIBLE:
         work.warm_seconds = [seconds + each for seconds in work.warm_seconds]
@@ -229,7 +229,7 @@ def _add_all_iterations(work: Work, axis: Axis, demand: Demand) -> None:
 
 
 def _add_needed_iterations(work: Work, axis: Axis, demand: Demand) -> None:
-    """Add an atom for each iteration that the demand needs, with the cheapest way to reach it."""
+    """Add an atom to `work` for each iteration in `demand.needs`, with the checkpoints that reach it soonest."""
     edges, inner, seconds = axis.edges, axis.inner, axis.seconds
     needs = demand.needs
     place = 0
@@ -318,7 +318,7 @@ def _add_after(work: Work, axis: Axis, place: int, position: float) -> None:
 
 
 def operator_of(work: Work, first: int, last: int) -> Operator:
-    """Return the operator of a segment that runs the atoms `first <= i < last`."""
+    """Return the operator (the way of replaying) of a segment that runs the atoms `first <= i < last` of `work`."""
     if not work.iterations:
         return Operator.SETUP
     if work.whole:

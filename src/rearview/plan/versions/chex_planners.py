@@ -100,7 +100,7 @@ def depth_first_cost(
             used_bytes[node] += tree.cells[node].size
             if used_bytes[node] > room:
                 return float("inf")
-            # the first child continues from the state in the process, without a load
+            # no load for the first child: its computation continues in the process that has this state
             total += tree.save(node, level) - tree.load(node, level)
         if not has_children or node in kept_nodes:
             total += tree.load(nearest_kept[node], level) + tree.between(nearest_kept[node], node)

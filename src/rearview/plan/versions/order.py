@@ -220,7 +220,7 @@ def _auto(
         sequences[f"LFU{suffix}"] = lfu(tree, levels, level=i)
         with suppress(
             PlanError
-        ):  # the tree is too high; the dynamic program covers the orders of Parent Choice
+        ):  # if the tree is too high for Parent Choice, the dynamic program covers its orders
             sequences[f"PC{suffix}"] = parent_choice(tree, levels, level=i)
     choose = depth_first_choice(tree, levels)
     sequences["dynamic program"] = depth_first_steps(tree, choose)
@@ -492,9 +492,9 @@ def schedule(tree: Tree, steps: Sequence[ReplayStep], room: float | Levels, work
                 checkpoint_count += 1
     clock = [0.0] * workers
     heapq.heapify(clock)
-    checkpoint_times: list[float] = []  # time of each checkpoint, in planned order
+    checkpoint_times: list[float] = []  # when each checkpoint is complete, in planned order
     waiting = list(range(len(paths)))
-    last_change = 0.0  # time of the last change of the cache
+    last_change = 0.0  # when the last checkpoint was completed
     while waiting:
         next_path = waiting[0]
         now = heapq.heappop(clock)

@@ -138,7 +138,7 @@ class _Search:
             if estimate >= below - 1e-9:
                 return None, below
             if estimate > spent[situation] + self.least(situation) + 1e-9:
-                continue  # a cheaper way to this situation was found later
+                continue  # an outdated item: a cheaper way to `situation` was found later
             if not situation[0]:
                 return self._steps(came_from, situation), estimate
             if number >= patience:
@@ -282,7 +282,7 @@ class _Search:
             yield frozenset(options)
             return
         selected: list[tuple[int, int]] = []
-        bytes_from = [0.0]  # bytes of each option and all options after it
+        bytes_from = [0.0]  # after `reverse`, item i: bytes of option i and all options after it
         for node, _ in reversed(options):
             bytes_from.append(bytes_from[-1] + sizes[node].size)
         bytes_from.reverse()
@@ -296,7 +296,7 @@ class _Search:
             if not self._continues():
                 return
             if self.free_to_keep and used[0] + bytes_from[at] <= rooms[0]:
-                # all remaining options fit: leaving one out is never better
+                # all remaining options fit into the cache: keeping fewer nodes is never better
                 complete_set = (*selected, *options[at:])
                 complete = required is None or any(node == required for node, _ in complete_set)
                 if complete and used[0] + bytes_from[at] + smallest > rooms[0]:

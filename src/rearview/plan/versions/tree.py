@@ -25,10 +25,10 @@ SMALL_SECONDS, SMALL_BYTES = 1.0, 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One cell of one version: its identity and its cost."""
+    """One cell of one version: hashes that identify it, and the cost of computing, saving and loading it."""
 
     code: str
-    """Hash of the code."""
+    """Hash of the cell's code."""
     lineage: str
     """Hash of everything that the cell read, and of the lineage of the previous cell."""
     seconds: float
@@ -60,9 +60,9 @@ class CacheLevel:
     """Bytes that the checkpoints of this level may take at any time."""
     name: str = "memory"
     save_byte: float = 0.0
-    """Seconds to write one byte of state."""
+    """Seconds to write one byte of a checkpoint."""
     load_byte: float = 0.0
-    """Seconds to read one byte of state."""
+    """Seconds to read one byte of a checkpoint."""
 
 
 Levels = Sequence[CacheLevel]
@@ -91,7 +91,7 @@ class Tree:
     children: tuple[tuple[int, ...], ...] = field(default=())
     """Item i are the children of node i."""
     reach: tuple[float, ...] = field(default=())
-    """Seconds of computing from the start up to and including each node."""
+    """Item i: seconds of computing all cells from the root up to and including node i."""
 
     @classmethod
     def of(
@@ -155,7 +155,7 @@ class Tree:
         return nodes[::-1]
 
     def between(self, above: int, node: int) -> float:
-        """Return the seconds of computing from the state after `above` to the state after `node`."""
+        """Return the seconds of computing all cells after `above` up to and including `node`, which is below `above`."""
         return self.reach[node] - (self.reach[above] if above != START else 0.0)
 
     def load(self, node: int, level: CacheLevel | None = None) -> float:
