@@ -74,7 +74,7 @@ from rearview.store.versions.versions import Versions
 FEW_RUNS = 3
 """Most runs that a message lists by id; for more runs, the message gives only their number."""
 MAX_PLACES = 3
-"""Most lines of a past version before which an added statement is tried, if replays show that it fails there."""
+"""Most lines at which an added statement is tried in a past version; after each replay that fails, the next is tried."""
 GROWTH = 4
 """Most segments per worker into which a plan divides the work so that workers can be added while it runs."""
 
@@ -167,7 +167,7 @@ class Backfiller:
         runs: Sequence[Run],
         progress: Progress | None,
     ) -> tuple[BackfillReport, PlanReport] | None:
-        """Insert statements whose replays failed at the next likely line of their version, and replay the runs again.
+        """Move each inserted statement at which a replay failed to the next likely line, and replay its runs again.
 
         Return (report, plan) of both attempts together, or None if no statement was moved. A statement is moved if it
         read a name that does not exist at its line, or logged another kind of value than in other versions. If no

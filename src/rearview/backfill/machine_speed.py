@@ -28,7 +28,7 @@ from rearview.store.create_files import make_folder, publish
 from rearview.store.machine import gpus, hardware, hardware_id
 
 FORMAT = 1
-"""Number that changes when the kernels change; measurements with different numbers cannot be compared."""
+"""Number of this set of test computations (kernels); measurements with different numbers cannot be compared."""
 TIMEOUT = 30.0
 """Seconds after which a measurement is stopped; usually it takes about one second."""
 KERNEL_SECONDS = 0.25
@@ -47,8 +47,8 @@ class Measured(msgspec.Struct, frozen=True):
     """A measurement of how fast a machine computes, reads and writes."""
 
     kernels: dict[str, float]
-    """Kernel -> seconds: `python`, and also `numpy` and `cuda` if they work there. Two machines are compared by
-    the kernels that were measured on both.
+    """Name of a test computation -> its seconds: `python`, and also `numpy` and `cuda` if they work on the machine. Two
+    machines are compared by the computations that were measured on both.
     """
     read: float
     """Reading speed of the disk in MB/s."""
@@ -130,7 +130,7 @@ def disk(folder: Path) -> tuple[float, float]:
 
 
 def _python() -> dict[int, float]:
-    """Run a kernel in plain Python: variables, numbers, dictionaries, calls."""
+    """Run a short computation in plain Python: variables, numbers, dictionaries, calls."""
     results: dict[int, float] = {}
     value = 0.5
     for k in range(6_000):
@@ -140,7 +140,7 @@ def _python() -> dict[int, float]:
 
 
 def _numpy() -> Callable[[], object]:
-    """Return a kernel that resembles training on a CPU: matrix products, and passes over memory."""
+    """Return a function whose computation resembles training on a CPU: matrix products, and passes over memory."""
     import numpy as np
 
     draw = np.random.default_rng(0)
@@ -157,7 +157,7 @@ def _numpy() -> Callable[[], object]:
 
 
 def _cuda() -> Callable[[], object]:
-    """Return a kernel that resembles training on a GPU."""
+    """Return a function whose computation resembles training on a GPU; raise if there is no GPU."""
     if not gpus():
         raise RuntimeError("no accelerator")
     import torch
@@ -205,7 +205,7 @@ def save_cost_corrections(cache: Path, machine: str, corrections: CostCorrection
 
 
 FRESH = 30 * 86_400.0
-"""Seconds for which a measurement is valid. It does not stay valid because drivers, disks and cooling change."""
+"""Seconds for which a measurement is valid; after that, drivers, disks or cooling may have changed."""
 FRESH_BUSY = 86_400.0
 """Seconds for which a measurement is valid if the machine was busy with other processes during the measurement."""
 BUSY = 0.7

@@ -93,7 +93,7 @@ class Correction:
 
 @dataclass
 class Corrections:
-    """The corrections of a project, and the file that stores them."""
+    """The corrections of a project (see `Correction`), and the file that stores them."""
 
     file: Path
 

@@ -344,7 +344,7 @@ class Probing:
     ) -> Probing:
         """Return the probing that inserts the statements for `names` that the files `edited` add to the files `base`.
 
-        `edited` takes the part of the work tree. The chain is `base`, under an id that no run has, and then
+        `edited` is used like the work tree. The chain is `base`, under an id that no run has, and then
         `past_versions`, which must be ordered from the version nearest to `base` to the most distant one.
         """
         base_id = f"base of {len(self._texts)}"

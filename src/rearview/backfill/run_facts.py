@@ -126,8 +126,7 @@ def segment_file(request: RunRequest, segment: Segment, *, first: bool = True) -
 def replay_start(request: RunRequest, segment: Segment, backfill: str) -> ReplayStart:
     """Return the record that is stored when a replay of `segment` starts; other backfills read what it will fill.
 
-    `backfill` is the id of the backfill that starts the replay. `ReplayJobs.prepare` sets the fields that are left
-    out.
+    `backfill` is the id of the backfill that starts the replay. `ReplayJobs.prepare` sets the other fields.
     """
     return ReplayStart(
         limits=request.coverage.limits,

@@ -443,9 +443,9 @@ def _runs(runs: Sequence[str]) -> str:
 
 
 def _common_depths(texts: Mapping[str, SetupText]) -> dict[str, list[int]]:
-    """Return id of a run -> numbers of first statements that the run shares with other runs, in rising order.
+    """Return id of a run -> numbers k: it shares its first k statements with more runs than its first k + 1.
 
-    There are several numbers if the run shares few statements with many runs, and more statements with some of these.
+    The numbers rise. Numbers that only count `cheap_statements` are left out.
     """
     holders = Counter(prefix for text in texts.values() for prefix in text.prefixes)
     depths: dict[str, list[int]] = {}

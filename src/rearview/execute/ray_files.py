@@ -99,7 +99,7 @@ def _of_loop(
 ) -> Iterator[ReachableCheckpoint]:
     """Yield the checkpoints of `group` that a replay of `segment` may read, and how it uses each.
 
-    The checkpoints in `group` were saved after the run had entered the outermost loop `loop` one time.
+    The checkpoints in `group` are from one execution of the outermost loop `loop`; a run may execute it several times.
     """
     ranges = segment.ranges.get(loop) if loop == segment.main else None
     restored_iterations: set[int] = set()

@@ -251,8 +251,8 @@ def _is_below(relative: str, folders: Collection[str]) -> bool:
 def _is_older(entry: os.DirEntry[str], before: float) -> bool:
     """Return True if a file or link has not changed since the Unix time `before`.
 
-    A link to a file must be unchanged like the file; for a link to a folder, only the link counts. Return False if the
-    target of the link does not exist.
+    For a link to a file, both link and file must be unchanged; for a link to a folder, only the link. Return False if
+    the target of the link does not exist.
     """
     if entry.stat(follow_symlinks=False).st_mtime > before:
         return False

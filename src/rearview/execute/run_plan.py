@@ -162,7 +162,7 @@ class Pool:
         if slots != self._slots:
             self._slots = slots
             self._report("workers", 0)
-        # if nodes have left a cluster, their jobs end as killed, so only requests of the user are handled here
+        # if nodes leave a cluster, their jobs end like killed processes; here, only requests of the user are handled
         surplus = 0 if requested is None else len(self._running) - requested
         for slot in sorted(self._running, key=lambda slot: -self._running[slot].started):
             running = self._running[slot]

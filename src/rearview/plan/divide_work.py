@@ -151,7 +151,7 @@ MAX_TRIES = 16
 EXTRA_TIME = 0.01
 """Fraction by which duration and computing of a plan may grow to have segments for workers that are added later."""
 MIN_GAIN = 0.005
-"""Least fraction of its duration that a plan must save if it needs more computing."""
+"""A plan with more computing than another one must save at least this fraction of the other plan's duration."""
 GAIN_PER_SECOND = 2 / 3
 """Seconds by which a plan must end sooner for each additional second of computing per worker."""
 NOTICED = 0.5

@@ -261,7 +261,7 @@ class Do(StrEnum):
 
 
 class ReplayStep(NamedTuple):
-    """One step of a replay: an action on the state after `node`."""
+    """One step of a replay: compute `node`, or checkpoint, restore or evict the state after it."""
 
     do: Do
     node: int
