@@ -184,7 +184,7 @@ def filled_cells(
 
 
 def cells_of(query: CoverageQuery, probes: Sequence[Probe], start: ReplayStart) -> frozenset[Cell]:
-    """Return the cells of a name that a replay fills. `probes` log the name, `start` says what the replay runs."""
+    """Return the cells (see `Cell`) that a replay fills of the name that `probes` log; `start` says what it runs."""
     ends = frozenset[Cell](end for end in _ends_of(query, probes) if _fills_end(start, end))
     return ends | _covered_iterations(query, start) if _runs_in_main(query, probes) else ends
 

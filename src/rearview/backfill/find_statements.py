@@ -39,8 +39,9 @@ class PastStatement:
     places: tuple[LogPlace, ...]
     """Files and lines of the statements in `version`."""
     probings: tuple[Probing, ...]
-    """They insert the statements into other versions: one into newer, one into older versions. Two more follow if the
-    statements read variables that nothing else reads: these two also insert the assignments of the variables.
+    """Objects that insert the statements into newer versions (the first) and older versions (the second). Two more
+    follow if the statements read variables that nothing else reads: these two also insert the assignments of the
+    variables.
     """
 
     def probings_for(self, run: Run) -> list[Probing]:

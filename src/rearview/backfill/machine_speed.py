@@ -32,7 +32,7 @@ FORMAT = 1
 TIMEOUT = 30.0
 """Seconds after which a measurement is stopped; usually it takes about one second."""
 KERNEL_SECONDS = 0.25
-"""Seconds for which each kernel is repeated. It is short, so that other processes do not disturb every repetition."""
+"""Seconds for which each kernel is repeated. One call is so short that other processes leave some calls undisturbed."""
 SINGLE_THREADED = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 """Environment variables that limit kernels to one thread. The time of several threads would depend on the load."""
 _CHUNK = 4 << 20
@@ -47,8 +47,8 @@ class Measured(msgspec.Struct, frozen=True):
     """A measurement of how fast a machine computes, reads and writes."""
 
     kernels: dict[str, float]
-    """Name of a test computation -> its seconds: `python`, and also `numpy` and `cuda` if they work on the machine. Two
-    machines are compared by the computations that were measured on both.
+    """Name of a test computation -> its seconds: `python`, and also `numpy` and `cuda` if they work on the machine.
+    Two machines are compared by the computations that were measured on both.
     """
     read: float
     """Reading speed of the disk in MB/s."""

@@ -37,7 +37,7 @@ from rearview.source.loops import MODULE, loop_ids
 from rearview.store.create_files import make_folder, publish
 
 WORTH_SHARING = 0.3
-"""Least seconds that a set-up takes, without its leading imports, for which it is shared."""
+"""Least seconds of the statements before the main loop, without the leading imports, for which they are shared."""
 _FILE = "shared-setup.json"
 _MOST_OBSTACLES = 200
 """Most obstacles that are stored; if there are more, the oldest are removed."""
@@ -364,16 +364,16 @@ class RunSetup(Protocol):
 
     @property
     def setup(self) -> SetupText:
-        """Hashes of the statements of the set-up."""
+        """Hashes of the statements before the main loop."""
 
     @property
     def setup_seconds(self) -> float:
-        """Seconds of the set-up without the leading imports."""
+        """Seconds of the statements before the main loop, without the leading imports."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedStages:
-    """The stages of set-ups that the segments of a plan share; a stage is a run of statements (`SetupStage`)."""
+    """The stages that the segments of a plan share: consecutive statements before the main loop (`SetupStage`)."""
 
     stages: Mapping[str, tuple[SetupStage, ...]]
     """Id of a run -> the shared stages of its set-up, in the order of execution."""
@@ -480,7 +480,7 @@ def _is_divided(prepared: RunSetup, segments: Sequence[Segment]) -> bool:
 
 
 class SharingObstacle(msgspec.Struct, frozen=True):
-    """The reason why a stage of a set-up was not shared, or not to its end."""
+    """The reason why a stage (statements before the main loop) was not shared, or not to its end."""
 
     text: str
     usable: bool = True

@@ -192,9 +192,9 @@ class Event:
 
     kind: str
     """Of a segment: `started`; `rows` (it has new records); at its end `proved` (exact), `failed`, or `filled`
-    (another backfill filled it); `again` (the replay was doubtful, so it runs again from the start of the run); `lost`
-    (its process was killed); `returned` (it was stopped because there are fewer workers). Of the backfill: `progress`
-    (several times a second) and `workers` (their number has changed).
+    (another backfill filled it); `again` (the replay may be wrong, so it is repeated from the start of the run);
+    `lost` (its process was killed); `returned` (it was stopped because there are fewer workers). Of the backfill:
+    `progress` (several times a second) and `workers` (their number has changed).
     """
     segment: int
     """Number of the segment in the plan."""
@@ -320,7 +320,7 @@ class Eta:
     predicted: float
     started: float
     _first: tuple[float, float] | None = None
-    """(time of the first record, fraction that it reached). The speed is measured from there, without the set-up."""
+    """(time of the first record, fraction that it reached). The speed is measured from this record on."""
 
     def seconds_left(self, now: float, reached: float | None, slowdown: float = 1.0) -> float:
         """Return the estimated seconds from the time `now` to the end of the segment.

@@ -48,11 +48,13 @@ class Task:
     imports, and then fork these tasks. None if the task must be started as a new process.
     """
     stages: tuple[SetupStage, ...] = ()
-    """Stages of the set-up that this task shares with other tasks, in the order of execution. An executor may run each
-    stage once, in the process of a task that `shared_setup` returns.
+    """Groups of statements before the main loop that this task shares with other tasks, in the order of execution. An
+    executor may run each group once, in the process of a task that `shared_setup` returns.
     """
     shared_setup: Callable[[], Task] | None = None
-    """Function that returns a task that runs only the set-up, in a separate folder; its process is then forked."""
+    """Function that returns a task for the statements before the main loop, in a folder of its own. The process of that
+    task is forked for each task that shares the statements.
+    """
     module_folder: Path | None = None
     """Folder in which the program looks for its own modules (`sys.path[0]`); None means the working folder."""
 

@@ -320,7 +320,7 @@ class ReplayOutcome:
 
 
 def needs_rerun(report: ReplayReport, *, pinned: bool = False, shared: bool = False) -> bool:
-    """Return True if the replay must be repeated from the start of the run, because its way of running may be wrong.
+    """Return True if the replay must be repeated from the start of the run, because how it ran may have made it wrong.
 
     The cause of a difference or error may be a restored checkpoint, the cores that the replay was `pinned` to, or a
     `shared` start (forked from a process with other replays). The repeated replay does without all three.
@@ -437,7 +437,10 @@ class ReplayJobs:
         return replace(task, stages=stages, shared_setup=shared_setup)
 
     def _setup_task(self, run: Run, version: str, segment_file: SegmentFile, task: Task) -> Task:
-        """Return a task that runs only the set-up of `task`, in a separate folder; no start of a replay is stored."""
+        """Return a task that runs only the statements before the main loop, in a folder of its own.
+
+        It is a copy of `task`. No start of a replay is stored for it.
+        """
         name = f"{task.id}-setup-{secrets.token_hex(2)}"
         return self._copied_task(run, version, segment_file, task, name)
 

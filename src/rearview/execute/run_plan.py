@@ -1,8 +1,8 @@
 """Run the segments of a plan on an executor, as many at once as the executor has slots (workers).
 
 A segment is started again if its process was killed, or if it was stopped because there are fewer workers. If a replay
-may be wrong because of how it ran (`needs_rerun`), the segment runs again from the start of the run. Other backfills
-may work on the same runs; therefore each segment is claimed just before it starts (`Claims`).
+may be wrong only because of how it ran (`needs_rerun`), the segment runs again from the start of the run. Other
+backfills may work on the same runs; therefore each segment is claimed just before it starts (`Claims`).
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFacts:
-    """The facts about a checkpoint that the planner uses."""
+    """Facts for the planner about a checkpoint."""
 
     id: str
     point: Point
@@ -169,7 +169,7 @@ class CheckpointFacts:
 
 @dataclass(frozen=True, slots=True)
 class LoopFacts:
-    """The facts about the outermost loop of a run, or a loop directly inside it, that the planner uses."""
+    """Facts for the planner about the outermost loop of a run, or about a loop directly inside that loop."""
 
     name: str
     """The id of the loop; two loops may have equal names, but not equal ids."""
@@ -191,7 +191,7 @@ class LoopFacts:
 
 @dataclass(frozen=True, slots=True)
 class DeepFacts:
-    """The facts about a loop inside two or more other loops that the planner uses."""
+    """Facts for the planner about a loop that is inside two or more other loops."""
 
     counts: Sequence[int]
     """Item i: number of iterations of the loop in iteration i of the outermost loop, over all times it was entered."""
@@ -201,7 +201,7 @@ class DeepFacts:
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """The facts about a run that the planner uses."""
+    """Facts for the planner about a run."""
 
     run: str
     version: str

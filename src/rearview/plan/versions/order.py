@@ -2,7 +2,7 @@
 
 The planner `auto` tries all published planners (`chex_planners`), so it is never worse than the best of them. It also
 tries a dynamic program over all depth-first orders that keep only ancestors of the current node, and a beam search
-(`search`) for other orders, which handles large trees in blocks. At last, a best-first search over all legal orders
+(`search`) for other orders, which handles large trees in blocks. Finally, a best-first search over all legal orders
 tries to find a better one until its limit is reached. This search also proves a lower bound, from which the gap is
 computed.
 
