@@ -16,7 +16,6 @@ from rearview.config import Settings
 from rearview.store.project import Project
 from rearview.store.versions.versions import Versions
 
-
 pytest.importorskip("nbclient")
 
 SETUP = "import random\nimport rearview\nweights = [0.0, 0.0]"

@@ -1,1 +1,1 @@
-"""The way back: question, plan, segments, proof."""
+"""Fill missing values: find the past runs that lack them, plan segments, replay the segments, report."""

@@ -72,31 +72,31 @@ from rearview.store.values_as_json import FAMILIES
 from rearview.store.versions.versions import Versions
 
 FEW_RUNS = 3
-"""Most runs that a message lists by id; if there are more, the message gives their number."""
+"""Most runs that a message lists by id; for more runs, the message gives only their number."""
 MAX_PLACES = 3
-"""Most places in a version at which a carried statement is tried."""
+"""Most lines at which an added statement is tried in a past version; after each replay that fails, the next is tried."""
 GROWTH = 4
-"""Number of segments per worker that a plan may have, if dividing the work costs almost nothing."""
+"""Most segments per worker into which a plan divides the work so that workers can be added while it runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class MissingValues:
-    """The runs that lack requested values, prepared for `Backfiller.plan`, and the runs that are refused."""
+    """Runs that lack requested values, prepared for `Backfiller.plan`, and runs that cannot be replayed."""
 
     prepared: dict[str, PreparedRun] = field(default_factory=dict)
     """Id of a run -> the prepared run."""
     refusals: list[Refusal] = field(default_factory=list)
     statements: StatementSources | None = None
-    """The statements that log the names, and their places in each version."""
+    """The statements that log the requested names, and the lines at which they are inserted in each version."""
     other_scripts: list[Run] = field(default_factory=list)
-    """Runs that are left out because the names are logged in another script than the one they ran."""
+    """Runs that are left out because they ran another script than the one that logs the requested names."""
 
 
 @dataclass(frozen=True, slots=True)
 class _PoolResult:
     outcomes: list[ReplayOutcome]
     filled_elsewhere: int
-    """Number of segments that another backfill filled, wholly or in part."""
+    """Number of segments of the plan that another backfill filled, wholly or in part."""
 
 
 @dataclass
@@ -117,7 +117,7 @@ class Backfiller:
 
     @cached_property
     def corrections(self) -> Corrections:
-        """The places in past versions that the user set manually for statements."""
+        """Lines of past versions that the user named for added statements (`rearview propagate --correct`)."""
         return Corrections(self.project.store / "corrections.json")
 
     @cached_property
@@ -127,13 +127,16 @@ class Backfiller:
     def probing(self, runs: Sequence[Run], sure: float | None = None) -> Probing:
         """Return the `Probing` that inserts the probes of the work tree into the versions of `runs`.
 
-        `sure` overrides the setting `propagation`.
+        `sure` is the least confidence, from 0 to 1, of an insertion; it overrides the setting `propagation`.
         """
         least_confidence = self.settings.propagation if sure is None else sure
         return Probing(self.versions, runs, self.corrections, sure=least_confidence)
 
     def statements(self, runs: Sequence[Run], sure: float | None = None) -> StatementSources:
-        """Return the log statements of the work tree and of past versions, for the versions of `runs`."""
+        """Return the source of log statements for `runs`: the work tree, and past versions for names it does not log.
+
+        `sure` is explained at `probing`.
+        """
         return StatementSources(self.probing(runs, sure))
 
     def backfill(
@@ -143,7 +146,7 @@ class Backfiller:
         progress: Progress | None = None,
         planned: PlanReport | None = None,
     ) -> BackfillReport:
-        """Fill the names of a question in `runs`; `planned` is the plan if one was already made."""
+        """Fill the names of `question` in `runs`, and return a report; `planned` is the plan if it was already made."""
         started = time.monotonic()
         if planned is None:
             planned = self.plan(question, self.missing(question, runs))
@@ -164,11 +167,11 @@ class Backfiller:
         runs: Sequence[Run],
         progress: Progress | None,
     ) -> tuple[BackfillReport, PlanReport] | None:
-        """Move carried statements that failed to their next likely places, and replay their runs again.
+        """Move each inserted statement at which a replay failed to the next likely line, and replay its runs again.
 
-        Return the combined report and plan, or None if no statement was moved. A place is wrong if the statement
-        reads a name that does not exist there, or logs another kind of value than in other versions. A run is refused
-        if there is no further place.
+        Return (report, plan) of both attempts together, or None if no statement was moved. A statement is moved if it
+        read a name that does not exist at its line, or logged another kind of value than in other versions. If no
+        other line is likely, the run is refused.
         """
         statements = planned.statements
         failed = {
@@ -220,7 +223,7 @@ class Backfiller:
         return combined_report, replace(replanned, prepared=prepared_runs, statements=statements)
 
     def replay(self, run: Run, question: Question, progress: Progress | None) -> BackfillReport:
-        """Replay a run with its recorded source and any probes of the work tree; report if the replay was exact."""
+        """Replay `run` with its recorded source and the probes of the work tree; report whether it was exact."""
         started = time.monotonic()
         if question.at:
             parse_at(question.at)
@@ -233,9 +236,12 @@ class Backfiller:
     def missing(
         self, question: Question, runs: Sequence[Run], statements: StatementSources | None = None
     ) -> MissingValues:
-        """Return those of `runs` that lack values of the question's names in its iterations, prepared for `plan`."""
+        """Return those of `runs` that lack values of the names in `question`, prepared for `plan`.
+
+        Only the iterations that `question` selects count. Runs that cannot be replayed are returned as refusals.
+        """
         if question.at:
-            parse_at(question.at)  # if it is invalid, this raises once, not for every run
+            parse_at(question.at)  # raises if the text is invalid: here once, below for every run
         selected = self._select(question.where, runs)
         if statements is None:
             statements = self.statements(self.runs.all(), question.sure)
@@ -253,7 +259,7 @@ class Backfiller:
             except RearviewError as exc:
                 failures.append((run, exc))
                 continue
-            if question.runs:  # the user named the runs in the order of their importance
+            if question.runs:  # the user listed the most important run first
                 facts = replace(prepared.facts, priority=float(order))
                 prepared = replace(prepared, facts=facts)
             source = prepared.request.probes.source
@@ -272,7 +278,7 @@ class Backfiller:
         return result
 
     def _value_families(self, names: Collection[str]) -> dict[str, str]:
-        """Return name -> family of its recorded values, such as "a number", for names with only one family."""
+        """Return name -> kind of its recorded values, such as "a number"; names with several kinds are left out."""
         self.tables.refresh()
         quoted_names = ", ".join(map(quoted, sorted(names)))
         rows = self.tables.sql(
@@ -288,14 +294,14 @@ class Backfiller:
         }
 
     def _ran_other_script(self, run: Run, scripts: Collection[str]) -> bool:
-        """Return True if the script of a run is none of `scripts`, and is still in the project.
+        """Return True if the script of `run` is none of `scripts` and still exists in the project.
 
-        If the script is gone, it may have been renamed to one of `scripts`.
+        If it does not exist any more, it may have been renamed to one of `scripts`.
         """
         return run.script not in scripts and (self.project.root / run.script).is_file()
 
     def plan(self, question: Question, missing: MissingValues) -> PlanReport:
-        """Return the segments that fill the missing cells, with their cost; nothing runs."""
+        """Return the segments to run to fill the values in `missing`, with their predicted cost; nothing runs."""
         prepared = dict(missing.prepared)
         incomplete = [
             each
@@ -319,7 +325,7 @@ class Backfiller:
             *(Refusal(run, reason, reason) for run, reason in surveyed.refusals),
         ]
         workers = self._workers(question.workers, (each.run for each in incomplete))
-        # without names, the replay is to prove that restoring checkpoints works
+        # a question without names is to prove that restoring checkpoints works, so checkpoints must be restored
         rerun = self.settings.rerun and bool(question.names)
         plan = divide(surveyed, workers=workers, budget=question.budget, growth=GROWTH, rerun=rerun)
         replayed_runs = {segment.run for segment in plan.segments}
@@ -353,7 +359,10 @@ class Backfiller:
     def run(
         self, planned: PlanReport, question: Question, progress: Progress | None
     ) -> _PoolResult:
-        """Run the segments of a plan; their records and verdicts are stored as each one ends."""
+        """Run the segments of a plan, and return their outcomes.
+
+        The records and the verdict of each segment are stored as soon as it ends.
+        """
         segments, prepared = planned.plan.segments, planned.prepared
         local = question.on == "local"
         replays = ReplayJobs(self.project, self.versions, self.runs, fold=local)
@@ -378,7 +387,7 @@ class Backfiller:
                     raise self._disk_full(exc) from exc
                 raise
         self._correct_predictions(claims.planned, outcomes, prepared)
-        # an executor on other machines shares no set-up
+        # only `Local` runs shared set-ups and says why one could not be shared
         if unshared := getattr(executor, "unshared", None):
             save_obstacles(self.project.cache, unshared)
         return _PoolResult(outcomes, len(pool.filled_elsewhere))
@@ -386,7 +395,7 @@ class Backfiller:
     def report(
         self, planned: PlanReport, question: Question, result: _PoolResult, seconds: float
     ) -> BackfillReport:
-        """Return the report on a backfill of `seconds`, with the outcomes in `result`."""
+        """Return the report on a backfill that took `seconds` and had the outcomes in `result`."""
         runs = {segment.run for segment in planned.plan.segments}
         return BackfillReport(
             outcomes=result.outcomes,
@@ -400,7 +409,7 @@ class Backfiller:
         )
 
     def _event_files(self, outcomes: Sequence[ReplayOutcome]) -> tuple[str, ...]:
-        """Return the folders of runs for which replays wrote TensorBoard event files."""
+        """Return the folders with TensorBoard event files that the replays in `outcomes` wrote, one for each run."""
         folder = self.project.store / EVENT_FILES
         runs = {each.run for each in outcomes if (folder / each.run / each.replay).is_dir()}
         return tuple(str(folder / run) for run in sorted(runs))
@@ -408,9 +417,9 @@ class Backfiller:
     def _select(
         self, where: str | None, runs: Sequence[Run]
     ) -> dict[str, SelectedIterations | None] | None:
-        """Return id of a run -> iterations, for the runs that the condition `where` selects.
+        """Return run id -> iterations that the SQL condition `where` selects; runs without any are left out.
 
-        None means all runs; for a run, None means all its iterations.
+        A value of None means all iterations of the run. If `where` is None, return None for all runs.
         """
         if where is None:
             return None
@@ -431,7 +440,7 @@ class Backfiller:
         return selected
 
     def _recorded_names(self, names: Sequence[str], runs: Sequence[Run]) -> set[tuple[str, str]]:
-        """Return (run, name) for each of `names` that a run logged when it was recorded."""
+        """Return (run id, name) for each of `names` that one of `runs` logged when it was recorded."""
         folders = {run.id: self.runs.folder(run.id) for run in runs}
         if any(map(has_long_lines, folders.values())):
             self.tables.refresh()  # seals the record files, which are then read faster
@@ -442,7 +451,10 @@ class Backfiller:
         }
 
     def _survey(self, incomplete: Sequence[PreparedRun]) -> Survey:
-        """Return the work that must run again; measure this machine before, if that is worth the time."""
+        """Return the work that must run again in the `incomplete` runs, with predicted seconds.
+
+        This machine is measured first if that makes predictions better and is worth the time.
+        """
         corrections = read_cost_corrections(self.project.cache, self.machines.name)
         questions = [each.question() for each in incomplete]
         this_machine = self.machines.this_machine()
@@ -452,9 +464,9 @@ class Backfiller:
         return surveyed
 
     def _is_worth_measuring(self, surveyed: Survey, this_machine: Machine) -> bool:
-        """Return True if this machine should be measured before the plan is shown.
+        """Return True if the speed of this machine should be measured before the plan is shown.
 
-        A short plan for runs of this machine needs no measurement.
+        A short plan needs no measurement if all its runs were recorded on this machine.
         """
         recorded_elsewhere = any(
             work.facts.machine and work.facts.machine.name != this_machine.name
@@ -470,7 +482,7 @@ class Backfiller:
         incomplete: Sequence[PreparedRun],
         replayed_runs: set[str],
     ) -> list[str]:
-        """Return sentences that the user should read before the plan runs."""
+        """Return sentences that the user should read before the plan runs, such as which runs are left out."""
         notes: list[str] = []
         if missing.other_scripts:
             scripts = ", ".join(sorted({run.script for run in missing.other_scripts}))
@@ -496,7 +508,7 @@ class Backfiller:
         return notes
 
     def _simultaneous_backfills(self, names: Sequence[str]) -> list[str]:
-        """Return a sentence for each running backfill that fills some of `names`."""
+        """Return a sentence for each other backfill that is running and fills some of `names`."""
         return [
             f"backfill {running.id} is filling {', '.join(common)} now; its cells are not filled twice"
             for running in running_backfills(self.project)
@@ -504,7 +516,7 @@ class Backfiller:
         ]
 
     def _changed_inputs(self, prepared: Iterable[PreparedRun]) -> list[str]:
-        """Return a sentence for each input file that changed after runs read it."""
+        """Return a sentence for each input file that changed after runs in `prepared` read it."""
         runs_by_path: dict[str, list[str]] = {}
         for each in prepared:
             for path in changed_inputs(each.run, *self._preparer.stored_files(each.run)):
@@ -512,7 +524,7 @@ class Backfiller:
         return [f"{path} is not what {_listed(runs)} read" for path, runs in runs_by_path.items()]
 
     def _environment_differences(self, prepared: Iterable[PreparedRun]) -> list[str]:
-        """Return a phrase for each environment variable whose value differs from the one that runs read."""
+        """Return a phrase for each environment variable that runs in `prepared` read with another value than now."""
         runs_by_phrase: dict[str, list[str]] = {}
         for each in prepared:
             for phrase in environment_differences(self.runs.folder(each.run.id), os.environ):
@@ -520,11 +532,14 @@ class Backfiller:
         return [f"{phrase} ({_listed(runs)})" for phrase, runs in sorted(runs_by_phrase.items())]
 
     def _may_share_start(self, question: Question) -> bool:
-        """Return True if replays with equal leading imports may be forked from one process."""
+        """Return True if replays whose programs begin with equal imports may be forked from one process."""
         return self.settings.shared_start and question.on == "local" and FORK_SERVER_SUPPORTED
 
     def _workers(self, workers: int | None, runs: Iterable[Run]) -> int:
-        """Return how many replays run at once: by default as many as there are cores for."""
+        """Return how many replays of `runs` run at once; `workers` is the number that the user asked for.
+
+        The default is the number of cores divided by the most cores that one of `runs` used.
+        """
         cores_per_run = max(map(cores_of, runs), default=1)
         return workers or self.settings.workers or max(1, cores() // cores_per_run)
 
@@ -554,10 +569,11 @@ class Backfiller:
         outcomes: Sequence[ReplayOutcome],
         prepared: Mapping[str, PreparedRun],
     ) -> None:
-        """Correct later predictions by the seconds that replays really took.
+        """Store how the real seconds of replays compare with the predicted seconds, to correct later predictions.
 
-        `planned` maps a replay to its segment, if all of the segment ran. To compare like with like, seconds that a
-        shared start really saved are added to the real seconds, and those that it was expected to save are subtracted.
+        `planned` is replay id -> segment, for replays that ran a whole segment. Replays may save seconds because they
+        are forked after the imports. The seconds really saved are added to the real seconds, and the seconds that were
+        expected to be saved are subtracted.
         """
         cache, machine = self.project.cache, self.machines.name
         corrections = read_cost_corrections(cache, machine)
@@ -589,7 +605,7 @@ def _listed(runs: Sequence[str]) -> str:
 def _insertions(
     statements: StatementSources | None, prepared: Sequence[PreparedRun]
 ) -> list[Insertion]:
-    """Return the statements that are inserted into the source of runs; runs with equal diffs are listed together."""
+    """Return the statements that are inserted into the source of each run, as diffs; equal diffs are listed once."""
     if statements is None:
         return []
     runs: dict[str, list[str]] = {}

@@ -24,15 +24,19 @@ SelectedIterations = dict[int, IterationRange]
 names no inner loop selects the whole iteration.
 """
 Cell = int | str
-"""An iteration of the main loop, `head` or `tail`."""
+"""Part of a run: the number of an iteration of the main loop, `"head"` (the code before that loop) or `"tail"` (the
+code after it).
+"""
 ALL = 1 << 62
-"""End of a range of iterations that has no upper bound."""
+"""End of a range of iterations without upper bound; larger than any number of iterations."""
 DigestOf = Callable[[str], str]
-"""Returns a digest of the statements that log a name in a version; equal digests mean equal values."""
+"""Function: logged name -> digest of the statements that log it. Statements with equal digests log equal values."""
 
 
 def merge_ranges(first: IterationRange | None, second: IterationRange) -> IterationRange:
-    """Return the smallest range that contains two ranges of one outer iteration.
+    """Return the smallest range that contains two ranges of one outer iteration; `first` of None is an empty range.
+
+    If the ranges are in different inner loops, the result is the whole outer iteration.
 
     >>> a, b, c = (IterationRange("r", ("epoch", "step"), 3, 4, 6),
     ...            IterationRange("r", ("epoch", "step"), 3, 8, 9),
@@ -53,10 +57,11 @@ def merge_ranges(first: IterationRange | None, second: IterationRange) -> Iterat
 def inner_spans(
     selected: SelectedIterations, probes: Probes, names: Sequence[str], loops: Sequence[LoopFacts]
 ) -> InnerIterations | None:
-    """Return the selected iterations of the inner loop in which all of `names` are logged.
+    """Return the iterations that `selected` contains of one inner loop, if all `names` are logged only in that loop.
 
-    Return None if there is no such loop, or several have the name that the selection uses: then whole iterations of
-    the outermost loop are selected. `loops` are the outermost loop of the run and the loops directly inside it.
+    Return None if whole iterations of the outermost loop must run: if `selected` restricts no inner loop, if several
+    inner loops have the selected name, or if `probes` log one of `names` elsewhere. `loops` are the outermost loop of
+    the run and the loops directly inside it.
     """
     main, *inner = (loop.name for loop in loops)
     selected_names = {span.loops[1] for span in selected.values() if len(span.loops) > 1}
@@ -75,33 +80,33 @@ def inner_spans(
 
 
 def _runs_only_in(probe: Probe, main: str, inner: str) -> bool:
-    """Return True if a statement runs only in the loop `inner`, and does not depend on values of other loops."""
+    """Return True if `probe` runs only in loop `inner` of loop `main`, and reads no value assigned in other loops."""
     inside = all(path[:2] == (main, inner) for path in probe.paths)
     return bool(probe.paths) and inside and not probe.feeding_loops
 
 
 @dataclass(frozen=True, slots=True)
 class CoverageQuery:
-    """The facts about a request for one run that decide which earlier replays count."""
+    """A request for values of one run. It decides which earlier replays count: their values are not computed again."""
 
     version: str
-    """The version that contains the probes."""
+    """The version of the run with the probes inserted."""
     main: str | None
     """Id of the main loop, which is divided among segments; None if no loop can be divided."""
     count: int
     """Number of iterations of the main loop."""
     at: tuple[At, ...]
-    """The iterations that the user selected."""
+    """The iterations that the user selected with `--at`; empty means all."""
     recorded_until: float = math.inf
-    """Time of the run's last record. If a later replay found nothing to compare with, it can never be proved, so
-    its values count as filled. With `inf`, unproved values never count.
+    """Unix time of the run's last record. If a replay that started later found nothing to compare with, it can never
+    be proved, so its values count as filled. If `inf`, unproved values never count.
     """
     within: InnerIterations | None = None
-    """Requested iterations of an inner loop; None means all."""
+    """Requested iterations of one inner loop; None means all iterations of all inner loops."""
 
     @property
     def limits(self) -> tuple[LoopLimit, ...]:
-        """The selected iterations of loops other than the main loop, in the form that is stored with a replay."""
+        """The selections in `at` of loops other than the main loop, in the form that is stored with a replay."""
         main = None if self.main is None else name_of(self.main)
         return tuple((at.loop, at.first, at.last, at.single) for at in self.at if at.loop != main)
 
@@ -114,10 +119,10 @@ def missing_values(
     digest_of: DigestOf,
     selected: frozenset[int] | None,
 ) -> tuple[tuple[str, ...], frozenset[int] | None]:
-    """Return (names that lack values, iterations of the main loop that lack values).
+    """Return (those of `names` that lack values, iterations of the main loop in which one of them lacks values).
 
-    Iterations of None mean all. Only values in the `selected` iterations are searched; None means in all. If no
-    value is missing, return all `names` and no iterations.
+    Iterations of None mean all. A name that has values in all `selected` iterations lacks none; `selected` of None
+    means all iterations. If no name lacks values, return all `names` and an empty set.
     """
     iterations_by_name = {
         name: missing_iterations(query, replays, name, probes.of(name), digest_of) for name in names
@@ -144,11 +149,15 @@ def missing_iterations(
     probes: Sequence[Probe],
     digest_of: DigestOf,
 ) -> frozenset[int] | None:
-    """Return the iterations of the main loop in which no replay that counts has filled `name`; None means all."""
+    """Return the iterations of the main loop in which none of `replays` filled `name`, which is logged by `probes`.
+
+    Replays that do not count for `query` are ignored. Return None for all iterations: if no replay counts, or if
+    values from before or after the main loop are missing.
+    """
     counting = [replay for replay in replays if _counts(query, replay, name, digest_of)]
     if not counting:
         return None
-    # the replays in older stores did not record whether they covered head and tail
+    # replays in older stores did not record whether they ran the code before and after the main loop
     with_ends = [replay for replay in counting if replay.start.tail is not None]
     ends = _ends_of(query, probes)
     if with_ends and not all(
@@ -169,29 +178,29 @@ def filled_cells(
     probes: Sequence[Probe],
     digest_of: DigestOf,
 ) -> frozenset[Cell]:
-    """Return the cells of `name` that `replays` have filled, if they count."""
+    """Return the cells of `name` that `replays` have filled; replays that do not count for `query` are ignored."""
     counting = (replay for replay in replays if _counts(query, replay, name, digest_of))
     return frozenset[Cell]().union(*(cells_of(query, probes, each.start) for each in counting))
 
 
 def cells_of(query: CoverageQuery, probes: Sequence[Probe], start: ReplayStart) -> frozenset[Cell]:
-    """Return the cells that a replay described by `start` fills, for a name that `probes` log."""
+    """Return the cells (see `Cell`) that a replay fills of the name that `probes` log; `start` says what it runs."""
     ends = frozenset[Cell](end for end in _ends_of(query, probes) if _fills_end(start, end))
     return ends | _covered_iterations(query, start) if _runs_in_main(query, probes) else ends
 
 
 def _fills_end(start: ReplayStart, end: str) -> bool:
-    """Return True if a replay runs the code at one `end` of the run: `head` or `tail`."""
+    """Return True if a replay logs the values at `end`: `head` (before the main loop) or `tail` (after it)."""
     return bool(start.head if end == "head" else start.tail)
 
 
 def is_unproved(replay: Replay) -> bool:
-    """Return True if a replay succeeded but the run recorded nothing to compare it with."""
+    """Return True if `replay` succeeded, but the run recorded no values or checkpoints to compare with it."""
     return replay.proof.verdict is Verdict.UNPROVED
 
 
 def is_superseded(replay: Replay, replays: Iterable[Replay]) -> bool:
-    """Return True if later exact replays have filled all cells that `replay` covers."""
+    """Return True if later exact replays have filled all cells of `replay`; `replays` are all replays of the run."""
     uncovered = set(_covered_ranges(replay))
     ends = {end for end in ("head", "tail") if _fills_end(replay.start, end)}
     for later in replays:
@@ -216,7 +225,7 @@ def is_superseded(replay: Replay, replays: Iterable[Replay]) -> bool:
 def _logs_equally(first: Replay, second: Replay) -> bool:
     """Return True if two replays log their names by equal statements, in the same inner iterations.
 
-    The replays in older stores have no digests of the statements: they must have run the same version.
+    Replays in older stores have no digests of the statements. Two of these must have run the same version.
     """
     a, b = first.start, second.start
     if not a.same and not b.same and a.version != b.version:
@@ -225,21 +234,21 @@ def _logs_equally(first: Replay, second: Replay) -> bool:
 
 
 def _covered_ranges(replay: Replay) -> list[tuple[int, int]]:
-    """Return the ranges of iterations of the main loop that a replay covers."""
+    """Return the ranges (first, end) of iterations of the main loop that a replay covers; `end` is not included."""
     if replay.start.only is not None:
         return [(index, index + 1) for index in replay.start.only]
     return [replay.start.covered or (0, ALL)]
 
 
 def _covered_iterations(query: CoverageQuery, start: ReplayStart) -> frozenset[int]:
-    """Return the iterations of the main loop in which a replay covers all requested inner iterations."""
+    """Return the main-loop iterations that a replay runs with all inner iterations that `query` requests in them."""
     first, last = start.covered or (0, 0)
     reached = start.only if start.only is not None else range(first, min(last, query.count))
     return frozenset(index for index in reached if _covers_inside(query, start, index))
 
 
 def _covers_inside(query: CoverageQuery, start: ReplayStart, index: int) -> bool:
-    """Return True if a replay covers all requested inner iterations of iteration `index` of the main loop."""
+    """Return True if a replay runs all inner iterations that `query` requests in iteration `index` of the main loop."""
     for loop, spans in start.inner.items():
         span = spans.get(index)
         if span is None:
@@ -253,9 +262,9 @@ def _covers_inside(query: CoverageQuery, start: ReplayStart, index: int) -> bool
 
 
 def _runs_in_main(query: CoverageQuery, probes: Sequence[Probe]) -> bool:
-    """Return True if one of the statements may run in the main loop; so may one whose callers are not known.
+    """Return True if one of `probes` may run in the main loop. If the callers of a probe are not known, it may.
 
-    Return False if there is no main loop: the replays of the run are not divided, and run to its end.
+    Return False if `query.main` is None: then no loop is divided, and replays of the run go to its end.
     """
     return query.main is not None and any(
         not probe.paths or any(path and path[0] == query.main for path in probe.paths)
@@ -264,7 +273,7 @@ def _runs_in_main(query: CoverageQuery, probes: Sequence[Probe]) -> bool:
 
 
 def _ends_of(query: CoverageQuery, probes: Sequence[Probe]) -> set[str]:
-    """Return the ends of the run, `head` and `tail`, in which the statements run."""
+    """Return where `probes` log outside the main loop: `head` (before the loop), `tail` (after it), both or neither."""
     anywhere = query.main is None and any(not probe.paths for probe in probes)
     ends = {"tail"} if anywhere else set[str]()
     return ends | {
@@ -276,7 +285,11 @@ def _ends_of(query: CoverageQuery, probes: Sequence[Probe]) -> set[str]:
 
 
 def _counts(query: CoverageQuery, replay: Replay, name: str, digest_of: DigestOf) -> bool:
-    """Return True if the values of `name` that a replay filled answer the query."""
+    """Return True if values of `name` that `replay` filled count for `query`, so that they are not computed again.
+
+    The replay must be exact (or impossible to prove), must have logged `name` by equal statements, and must contain
+    the requested iterations of the loops inside the main loop.
+    """
     if name not in replay.names:
         return False
     if replay.proof.verdict is not Verdict.EXACT and (
@@ -291,7 +304,7 @@ def _counts(query: CoverageQuery, replay: Replay, name: str, digest_of: DigestOf
 
 
 def _contains(filled: At, requested: At | None) -> bool:
-    """Return True if the iterations `filled` contain the iterations `requested` of a loop; None means all.
+    """Return True if the selection `filled` contains `requested`, of the same loop; None selects all iterations.
 
     >>> _contains(At("step", 0, 5), At("step", 2, 4)), _contains(At("step", 0, 5), None)
     (True, False)

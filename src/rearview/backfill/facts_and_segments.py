@@ -1,8 +1,8 @@
 """Convert a run's measurements into facts for the planner, and a planned segment into a segment file.
 
-A run counts the iterations of its loops, their seconds, and the checkpoints it saved. A run that was killed
-recorded less: its checkpoints show how far the run came. Inner loops with short iterations are not counted to the
-end: the remaining iterations are assumed to be like the counted ones.
+A run records the number and seconds of the iterations of its loops, and the checkpoints it saved. A run that was
+killed recorded less: its checkpoints show how far it came. If the iterations of an inner loop are short, the run stops
+counting them after a while; the uncounted iterations are assumed to be like the counted ones.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rearview.source.probes.loop_carried import START
 from rearview.source.probes.probe import Probe, Probes
 
 _Spans = dict[str, dict[int, tuple[int, int]]]
-"""Id of an inner loop -> iteration of the main loop -> (first, end) of the iterations of the inner loop."""
+"""Id of an inner loop -> iteration of the main loop -> (first, end): inner iterations `first <= i < end`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,21 +40,23 @@ class RunRequest:
 
     run: Run
     version: str
-    """Version to execute: the source of the run with the probes inserted."""
+    """Id of the version to execute: the source of the run with the probes inserted."""
     probes: Probes
     requested: tuple[Probe, ...]
-    """The probes that log the requested values; empty for a replay that only proves the run."""
+    """Those of `probes` that log requested values; empty if the replay only proves that the run can be repeated."""
     names: tuple[str, ...]
-    """The names that lack values."""
+    """The requested names of which values are missing."""
     coverage: CoverageQuery
     missing_iterations: frozenset[int] | None = None
     """Iterations of the outermost loop that lack a value; None means all iterations."""
     digests: Mapping[str, str] | None = None
-    """Name -> digest of the statements that log it. It is stored with replays, so that their values count later if
-    an edit leaves these statements alone.
+    """Name -> digest of the statements that log it. The digests are stored with a replay: its values also count for
+    later versions of the source in which these statements are unchanged.
     """
     kinds: Mapping[str, str] = field(default_factory=dict)
-    """Name -> family of its values in other versions, such as "a number"; empty if no probe was carried."""
+    """Name -> kind of its values in other versions, such as "a number". A probe that logs another kind was inserted at
+    a wrong line. Empty if the user added the probes to this version directly.
+    """
 
     @property
     def at(self) -> tuple[At, ...]:
@@ -63,23 +65,26 @@ class RunRequest:
 
     @property
     def main_entered_once(self) -> bool:
-        """Whether the main loop was entered only once.
+        """Whether the run entered the main loop only once.
 
-        If not, each entry may log requested values, but only one entry could be divided.
+        If not, the loop is not divided: requested values may be logged each time that the run enters it.
         """
         return self.run.end.main.alone
 
     @property
     def main_loop(self) -> str | None:
-        """Id of the run's main loop."""
+        """Id of the run's main loop, or None if the run has no loop."""
         return self.run.end.main.site
 
 
 def segment_file(request: RunRequest, segment: Segment, *, first: bool = True) -> SegmentFile:
-    """Return the segment file that tells a replay what to do; `first` marks the first segment of the run."""
+    """Return the segment file that tells a replay what to do; `first` says that `segment` is the first of its run.
+
+    Only the first segment of a run logs the values from before the main loop.
+    """
     probes = request.requested
     chains = [list(chain) for probe in probes for chain in (*probe.paths, *probe.feeding_paths)]
-    # if a probe has no loop path, the loops around it are not known
+    # a probe without loop paths may run in any loop, because the loops around it are not known
     before_loops = bool(probes) and all(
         probe.runs_first and probe.paths and not any(probe.paths) for probe in probes
     )
@@ -119,9 +124,9 @@ def segment_file(request: RunRequest, segment: Segment, *, first: bool = True) -
 
 
 def replay_start(request: RunRequest, segment: Segment, backfill: str) -> ReplayStart:
-    """Return the record of what the replay of a segment covers, for later backfills.
+    """Return the record that is stored when a replay of `segment` starts; other backfills read what it will fill.
 
-    `backfill` is the id of the backfill that starts the replay.
+    `backfill` is the id of the backfill that starts the replay. `ReplayJobs.prepare` sets the other fields.
     """
     return ReplayStart(
         limits=request.coverage.limits,
@@ -137,7 +142,10 @@ def _segment_iterations(segment: Segment) -> Sequence[int]:
 
 
 def _inner_spans(request: RunRequest, segment: Segment) -> _Spans:
-    """Return the requested iterations of an inner loop in the iterations of the segment."""
+    """Return the requested iterations of the inner loop, for those iterations of the main loop that `segment` runs.
+
+    The result is empty if all iterations of all inner loops are requested.
+    """
     within = request.coverage.within
     if within is None:
         return {}
@@ -151,7 +159,10 @@ def _inner_spans(request: RunRequest, segment: Segment) -> _Spans:
 
 
 def _ranges(segment: Segment, inner: Iterable[str]) -> dict[str, list[tuple[int, int]]]:
-    """Return loop id -> ranges of iterations that the segment runs, for the main loop and loops inside it."""
+    """Return loop id -> ranges (first, end) of requested iterations in `segment`; `end` is not included.
+
+    The loops are the main loop, loops inside it that `segment` restricts, and `inner`, whose ranges are unrestricted.
+    """
     ranges = {loop: [(0, ALL)] for loop in inner}
     if segment.loop is not None:
         if segment.only is not None:
@@ -164,7 +175,10 @@ def _ranges(segment: Segment, inner: Iterable[str]) -> dict[str, list[tuple[int,
 
 
 def _levels_to_enter(probes: Sequence[Probe]) -> int:
-    """Return how many loops, from the outermost, a replay may enter at a later iteration than the first."""
+    """Return how many nested loops, from the outermost in, a replay may enter at a later iteration than the first.
+
+    All `probes` must log correctly if it does so. Without a known loop path, the result is 99: any number.
+    """
     return min(
         (
             0 if probe.depth == START else len(chain) - len(probe.loops) + probe.depth
@@ -176,10 +190,10 @@ def _levels_to_enter(probes: Sequence[Probe]) -> int:
 
 
 def _owed_iterations(request: RunRequest, segment: Segment, *, to_end: bool) -> dict[str, int]:
-    """Return loop id -> number of iterations that the run had in this segment, for loops around the probes.
+    """Return loop id -> number of iterations that the recorded run had in `segment`, for the loops around the probes.
 
-    A replay that executes fewer iterations of such a loop misses values. Loops whose iterations the run did not count
-    to the end are left out.
+    If a replay executes fewer iterations of such a loop, values are missing. `to_end` says that the replay runs to the
+    end of the program. Loops whose iterations the run did not count to the end are left out.
     """
     run, main, coverage = request.run, request.run.end.main, request.coverage
     counted = {site: loop.iterations for site, loop in run.end.loops.items() if not loop.loose}
@@ -187,7 +201,7 @@ def _owed_iterations(request: RunRequest, segment: Segment, *, to_end: bool) -> 
         return {}
     first, end = main.counted or (0, 0)
     if first or coverage.count > end or main.counts is None:
-        return {}  # a part of the main loop ran in another process, or was not counted
+        return {}  # a part of the main loop was not counted, for example because it ran in another process
     iterations = _segment_iterations(segment)
     owed: dict[str, int] = {}
     for path in {path for probe in request.requested for path in probe.paths if path}:
@@ -207,9 +221,9 @@ def _owed_iterations(request: RunRequest, segment: Segment, *, to_end: bool) -> 
 
 
 START_SHARE = 0.5
-"""Seconds that a replay takes to start, as a fraction of the start of a recorded run; a replay loads half as much."""
+"""Start time of a replay as a fraction of the start time of the recorded run; a replay loads about half as much."""
 _Spent = list[tuple[float, int]]
-"""(seconds, iterations) of an inner loop in each iteration of the outermost loop."""
+"""(seconds, number of iterations) of an inner loop, for each iteration of the outermost loop."""
 
 
 def run_facts(
@@ -220,9 +234,10 @@ def run_facts(
     blocked: str = "",
     machine: planning.Machine | None = None,
 ) -> planning.RunFacts:
-    """Return the facts that the planner needs, from what the run measured about itself.
+    """Return the facts about `run` that the planner needs, from the measurements that the run recorded.
 
-    `version` is the version that replays execute; `blocked` says why the run cannot be replayed, if so.
+    `version` is the id of the version that replays execute. `blocked` says why the run cannot be replayed; it is empty
+    if it can. `machine` is the machine that recorded the run.
     """
     end, finished = run.end, run.ended is not None
     measured = finished and end.main != MainLoop()
@@ -257,7 +272,10 @@ def run_facts(
 
 
 def _main_values(main: MainLoop, count: int) -> Sequence[planning.TargetValue] | None:
-    """Return the value of the main loop's target in each iteration, or None if the values are the indices."""
+    """Return the value of the main loop's target variable in each of `count` iterations.
+
+    Return None if the values are unknown or equal to the indices of the iterations.
+    """
     span = main.span
     if span is None and main.range is not None:  # recorded by an older version of Rearview
         span = (main.range[0], main.range[2])
@@ -267,10 +285,11 @@ def _main_values(main: MainLoop, count: int) -> Sequence[planning.TargetValue] |
 def checkpoint_facts(
     site: str, checkpoints: Iterable[Checkpoint]
 ) -> Iterable[planning.CheckpointFacts]:
-    """Yield the checkpoints in the main loop `site`, each with the bytes that a replay reads for it.
+    """Yield the planner's facts about each of `checkpoints` that is in the main loop `site`.
 
-    A replay that restores several checkpoints of one edge and depth reads only the bytes that changed from one to the
-    next. These are the bytes that the run stored in between, unless another run had stored them before.
+    `nbytes` is the number of bytes that a replay reads if it has just restored the previous checkpoint of the same
+    edge and loop depth: only the bytes that changed. These are the bytes that the run stored in between. If another
+    run had stored some of them before, all bytes of the checkpoint are counted.
     """
     sized = [(checkpoint, checkpoint.nbytes) for checkpoint in checkpoints]
     stored_all = sum(each.stored + each.shrunk for each, _ in sized) >= max(
@@ -298,7 +317,10 @@ def checkpoint_facts(
 
 
 def _main_from_checkpoints(checkpoints: Sequence[Checkpoint]) -> MainLoop:
-    """Return what the checkpoints of a run show of its main loop, for a run that did not record its end."""
+    """Return the main loop as far as the checkpoints of a run show it, for a run that did not record its end.
+
+    The seconds between the first and the last checkpoint are divided equally among the iterations.
+    """
     in_loops = [checkpoint for checkpoint in checkpoints if checkpoint.meta.path]
     if not in_loops:
         return MainLoop()
@@ -323,7 +345,7 @@ def _main_from_checkpoints(checkpoints: Sequence[Checkpoint]) -> MainLoop:
 
 
 def inner_loops(main: MainLoop, end: RunEnd, count: int) -> list[LoopFacts]:
-    """Return the loops directly inside the outermost loop, which had `count` iterations."""
+    """Return the planner's facts about the loops directly inside the loop `main`, which had `count` iterations."""
     loops = []
     for site, spent in main.inner.items():
         counted = _counted_iterations(main, end, site, len(spent), count)
@@ -348,10 +370,11 @@ def deep_loops(
     count: int,
     inner: Sequence[LoopFacts],
 ) -> dict[tuple[str, ...], DeepFacts]:
-    """Return the loops inside inner loops, by loop path without the outermost loop.
+    """Return loop path without the outermost loop -> facts, for the loops inside the loops `inner` of the loop `main`.
 
-    In runs of older versions of Rearview, the loop path consists of names, not of ids. A loop that was not counted to
-    the end is assumed to have had its mean number of iterations each time.
+    `count` is the number of iterations of `main`. In runs of older versions of Rearview, the loop path consists of
+    names, not of ids. If a loop was not counted to the end, it is assumed to have had its mean number of iterations
+    each time that it was entered.
     """
     deep_facts: dict[tuple[str, ...], DeepFacts] = {}
     for names, deep in sorted(main.deep.items(), key=_depth):
@@ -379,10 +402,11 @@ def _depth(item: tuple[str, DeepLoop]) -> int:
 
 
 def _counted_iterations(main: MainLoop, end: RunEnd, site: str, recorded: int, count: int) -> range:
-    """Return the iterations of the outermost loop in which the inner loop `site` was counted completely.
+    """Return the iterations of the outermost loop in which all iterations of the inner loop `site` were counted.
 
-    The run stops counting the iterations of an inner loop if they are short; the count of the outer iteration in which
-    it stopped may be too small. Older versions of Rearview counted several outer iterations together.
+    The outermost loop had `count` iterations, of which `recorded` have a count for `site`. A run stops counting if the
+    inner iterations are short, so the last of these counts may be too small. Older versions of Rearview counted
+    several outer iterations together; then no single count is known.
     """
     stopped = site not in end.loops
     if main.counted is None:
@@ -393,9 +417,10 @@ def _counted_iterations(main: MainLoop, end: RunEnd, site: str, recorded: int, c
 
 
 def _per_iteration(main: MainLoop, spent: _Spent) -> _Spent:
-    """Return `spent` for single iterations; older runs counted several outer iterations together.
+    """Return `spent` with one item for each iteration of the loop `main`.
 
-    The sum for several iterations is divided equally among them.
+    Older versions of Rearview measured groups of iterations of `main` together; the sum of each group is divided
+    equally.
 
     >>> _per_iteration(MainLoop(iterations=[(1, 0.1), (2, 0.1)]), [(0.1, 3), (0.0, 0), (0.2, 6)])
     [(0.1, 3), (0.1, 3), (0.1, 3)]
@@ -411,9 +436,9 @@ def _per_iteration(main: MainLoop, spent: _Spent) -> _Spent:
 
 
 def _pad(spent: _Spent, counted: range, count: int) -> _Spent:
-    """Return seconds and iterations of an inner loop in each of `count` outer iterations.
+    """Return `spent`, the measurements of an inner loop, with exactly `count` items, one for each outer iteration.
 
-    The mean stands in for outer iterations in which the loop was not counted.
+    Outer iterations that are not in `counted`, and have no measurement, get the mean of the others.
 
     >>> _pad([(0.25, 10), (0.75, 10)], range(1), 3)
     [(0.25, 10), (0.75, 10), (0.5, 10)]
@@ -434,9 +459,10 @@ def _pad(spent: _Spent, counted: range, count: int) -> _Spent:
 def target_values(
     span: Sequence[int] | None, recorded: Sequence[TargetValue] | None, count: int
 ) -> Sequence[TargetValue] | None:
-    """Return the values of a loop's target in `count` iterations, or None if they are unknown or the indices.
+    """Return the values of a loop's target variable in `count` iterations.
 
-    `span` is (start, step) of a range; `recorded` are the values of any other iterable.
+    Return None if they are unknown, or equal to the indices of the iterations. `span` is (start, step) if the loop is
+    over a range; `recorded` are the values if it is over another iterable.
 
     >>> target_values([1, 1], None, 3), target_values([0, 1], None, 3), target_values(None, None, 3)
     ([1, 2, 3], None, None)
@@ -451,16 +477,18 @@ def target_values(
 
 
 def with_run_loop_ids(probes: Probes, run: Run) -> Probes:
-    """Return `probes` with the loop ids of the run, and whether each probe runs before the main loop of the run.
+    """Return `probes` with two fields of each probe adapted to `run`: the loop ids of its paths, and `runs_first`.
 
-    The id of a loop over `rearview.loop` is the name that the program gave to the loop, in any function.
+    The source alone gives each loop an id by its place in a function. But if the loop is over `rearview.loop`, the run
+    recorded an id that is made of the name in that call. `runs_first` is cleared unless the probe surely runs before
+    the main loop.
     """
     recorded = run.end.loops
     main = run.end.main.site
     main_loops = [loop for loop in probes.known_loops if main in (str(loop), NAMED + loop.name)]
 
     def runs_first(probe: Probe) -> bool:
-        """Return True if `probe` surely runs before the main loop; False if a library contains or calls the loop."""
+        """Return True if `probe` surely runs before the main loop; False if that depends on the order of imports."""
         in_order = bool(main_loops) and all(
             (loop.path == probe.path or loop.function != MODULE)
             and (loop.path == probe.path or probe.function != MODULE or _is_script(probe.path, run))

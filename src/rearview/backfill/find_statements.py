@@ -1,7 +1,7 @@
 """Find the statements that log requested names: in the work tree or, if it does not log them, in a past version.
 
-A name that only a past version logs can be filled in all other runs. The statement of the newest version that
-logs the name is carried into all other versions, newer and older, as if that version had been edited.
+A name that only past versions log can be filled in the runs of all other versions. The statement is taken from the
+newest version that logs the name, and is inserted into all newer and older versions.
 
 If no statement logs a name, functions of this module return hints for the user: the statement is outside the project,
 the script has moved, or a file does not parse.
@@ -24,31 +24,35 @@ from rearview.source.text import try_parse
 from rearview.store.project import repository_top
 
 _MAX_FILES = 5_000
-"""Python files of the repository that are searched for a log statement."""
+"""Most Python files of a git repository that are searched for a log statement."""
 _SKIPPED_FOLDERS = {"__pycache__", "node_modules", "site-packages", "build", "dist"}
 
 
 @dataclass(frozen=True)
 class PastStatement:
-    """The statements that log certain names, taken from the newest version that contains them."""
+    """The statements of a past version that log `names`; the version is the newest one that contains them."""
 
     names: tuple[str, ...]
     version: str
     run: str
-    """The newest run of that version."""
+    """Id of the newest run of `version`."""
     places: tuple[LogPlace, ...]
-    """Where the statements are in that version."""
+    """Files and lines of the statements in `version`."""
     probings: tuple[Probing, ...]
-    """Insert the statements into all other versions. First come two that leave alone the variables that only the
-    statements read, one for newer and one for older versions; then two that insert these variables, too.
+    """Objects that insert the statements into newer versions (the first) and older versions (the second). Two more
+    follow if the statements read variables that nothing else reads: these two also insert the assignments of the
+    variables.
     """
 
     def probings_for(self, run: Run) -> list[Probing]:
-        """Return the probings that can insert the statements into the version of a run."""
+        """Return those of `probings` that can insert the statements into the version of `run`, in the order to try."""
         return [each for each in self.probings if run.version in each.chain[1:]]
 
     def of(self, run: Run) -> Probes:
-        """Return the probes for a run; empty if the recorded source of the run logs the names."""
+        """Return the probes that log `names` in the source of `run`; raise if no place for them is certain.
+
+        Return no probes if the recorded source of the run logs the names itself, or if none can be inserted.
+        """
         refusal: SourceError | None = None
         for probing in self.probings_for(run):
             recorded_names = names_logged(probing.text(run.version))
@@ -66,7 +70,7 @@ class PastStatement:
         return Probes((), self.probings[0].text(run.version))
 
     def propagated(self) -> list[Propagated]:
-        """Return the outcome of propagation for each version except the one with the statements, newest first."""
+        """Return the result of inserting the statements into each version except `version`, newest version first."""
         by_version: dict[str, Propagated] = {}
         for probing in self.probings:
             for each in probing.propagated()[1:]:
@@ -85,35 +89,38 @@ class PastStatement:
 
 @dataclass
 class StatementSources:
-    """The probes of the work tree; for names that the work tree does not log, statements of past versions."""
+    """Finds the statements that log names: in the work tree or, for names that it does not log, in past versions."""
 
     probing: Probing
     _past_statements: dict[tuple[str, ...], PastStatement | None] = field(default_factory=dict)
-    """By the requested names; None if the work tree logs them."""
+    """Requested names -> their statements in a past version, or None if those of the work tree are used."""
 
     @property
     def edited(self) -> dict[str, str]:
-        """The Python files of the work tree."""
+        """The Python files of the work tree, path -> text."""
         return self.probing.edited
 
     def of(self, run: Run, names: Sequence[str] = ()) -> Probes:
-        """Return the probes that log `names` in the source of a run."""
+        """Return the probes that log `names` in the source of `run`; no names: all that the work tree adds."""
         past = self.past(names)
         return self.probing.of(run, names) if past is None else past.of(run)
 
     def past(self, names: Sequence[str]) -> PastStatement | None:
-        """Return the statements that log `names` in a past version, or None if those of the work tree count."""
+        """Return the statements of a past version that log `names`, or None if those of the work tree are used."""
         key = tuple(names)
         if key not in self._past_statements:
             self._past_statements[key] = self._find(key)
         return self._past_statements[key]
 
     def is_carried(self, run: Run, names: Sequence[str], source: Mapping[str, str]) -> bool:
-        """Return True if `source` is the version of a run with carried statements in it, as `Probing.is_carried`."""
+        """Return True if `source` is the version of `run` with inserted statements; see `Probing.is_carried`."""
         return any(each.is_carried(run, names, source) for each in self._probings_for(run, names))
 
     def disprove(self, run: Run, names: Sequence[str], where: tuple[str, int], how: str) -> bool:
-        """Record that the place of a carried statement is wrong, as `Probing.disprove`."""
+        """Record that the statement inserted at `where` is wrong there; see `Probing.disprove` for all parameters.
+
+        Return False if no statement was inserted at `where`.
+        """
         return any(each.disprove(run, names, where, how) for each in self._probings_for(run, names))
 
     def _probings_for(self, run: Run, names: Sequence[str]) -> list[Probing]:
@@ -122,11 +129,15 @@ class StatementSources:
 
     @property
     def used(self) -> list[PastStatement]:
-        """All past statements that `past` has returned."""
+        """All statements of past versions that `past` has returned."""
         return [each for each in self._past_statements.values() if each is not None]
 
     def _find(self, names: tuple[str, ...]) -> PastStatement | None:
-        """Return the statements of the newest version that logs `names`; None if the work tree logs them, or no version."""
+        """Return the statements of the newest version that logs `names`.
+
+        Return None if the work tree logs all `names`, if no version does, or if a file that may log them cannot be
+        parsed.
+        """
         unlogged = tuple(name for name in names if not self.probing.logs(name))
         broken = any(logged_in_unparsable_file(name, self.edited) for name in unlogged)
         if not unlogged or broken:
@@ -170,7 +181,7 @@ class StatementSources:
                 )
             if with_values and base == without_logs(text, names):
                 break
-            # each side ordered from the nearest version on, like the versions before an edited work tree
+            # newer and older versions, each from the version next to `version` to the most distant one
             sides = (tuple(reversed(chain[:at])), chain[at + 1 :])
             probings += [self.probing.edited_as(text, base, each, names) for each in sides]
         runs = [run.id for run in self.probing.runs if run.version == version]
@@ -180,9 +191,9 @@ class StatementSources:
 
 
 def logged_outside_project(name: str, root: Path) -> str:
-    """Return a hint that a file of the git repository outside the project folder `root` logs `name`.
+    """Return a hint to the user if a file outside the project folder `root`, but in its git repository, logs `name`.
 
-    The hint is empty if there is no such file.
+    Return an empty text if there is no such file.
     """
     top = repository_top(root.resolve())
     if top is None or top == root.resolve():
@@ -201,7 +212,7 @@ def logged_outside_project(name: str, root: Path) -> str:
 
 
 def script_is_gone(run: Run, root: Path) -> str:
-    """Return a hint that the run's script is no longer at its path; empty if the script is there."""
+    """Return a hint to the user if the script of `run` no longer exists at its path; an empty text if it exists."""
     target = run.facts.target or run.script
     if run.facts.module or not target.endswith(".py"):
         return ""
@@ -212,9 +223,9 @@ def script_is_gone(run: Run, root: Path) -> str:
 
 
 def logged_in_unparsable_file(name: str, files: Mapping[str, str]) -> str:
-    """Return a hint about a file that does not parse, so that its statements cannot be found; empty if all parse.
+    """Return a hint to the user if one of `files` (path -> text) does not parse; an empty text if all of them parse.
 
-    If several files do not parse, the hint is about one that mentions `name`.
+    The log statements of such a file cannot be found. If there are several, the hint names one that mentions `name`.
     """
     reasons = {path: try_parse(text) for path, text in files.items()}
     broken = {path: reason for path, reason in reasons.items() if isinstance(reason, str)}
@@ -227,7 +238,7 @@ def logged_in_unparsable_file(name: str, files: Mapping[str, str]) -> str:
 
 
 def _python_files(top: Path, root: Path) -> Iterator[Path]:
-    """Yield the Python files below `top` that are not below the project's folder `root`."""
+    """Yield at most `_MAX_FILES` Python files below `top` that are not below the project's folder `root`."""
     count = 0
     for folder, folders, names in os.walk(top):
         folder_path = Path(folder)

@@ -1,6 +1,6 @@
-"""Measure and store the speed of machines, to predict on one machine how long a run from another machine will take.
+"""Measure and store the speed of machines, to predict how long a run recorded on one machine takes on another.
 
-Short computing kernels and the disk of the store are measured, in a separate process:
+Measured are a few short computations ("kernels") and the disk of the store, in a separate process:
 `python -m rearview.backfill.machine_speed FOLDER` prints the measurement as one line of JSON. Predictions are also
 corrected by the seconds that earlier replays really took (`read_cost_corrections`).
 """
@@ -28,39 +28,39 @@ from rearview.store.create_files import make_folder, publish
 from rearview.store.machine_and_process import gpus, hardware, hardware_id
 
 FORMAT = 1
-"""Number of this set of kernels; measurements with different numbers cannot be compared."""
+"""Number of this set of test computations (kernels); measurements with different numbers cannot be compared."""
 TIMEOUT = 30.0
 """Seconds after which a measurement is stopped; usually it takes about one second."""
 KERNEL_SECONDS = 0.25
-"""Seconds for which each kernel is repeated. A kernel is so short that other processes leave some rounds undisturbed."""
+"""Seconds for which each kernel is repeated. One call is so short that other processes leave some calls undisturbed."""
 SINGLE_THREADED = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-"""Environment that limits kernels to one thread. Several threads wait for each other, which would measure the load."""
+"""Environment variables that limit kernels to one thread. The time of several threads would depend on the load."""
 _CHUNK = 4 << 20
-"""Bytes that are read or written in one call."""
+"""Bytes that the measurement of the disk reads or writes in one call."""
 _DISK_SECONDS = 0.4
-"""Seconds after which writing to measure the disk ends."""
+"""Most seconds for which the measurement of the disk writes."""
 _DISK_BYTES = 256 << 20
-"""Most bytes that are written to measure the disk."""
+"""Most bytes that the measurement of the disk writes."""
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """A measurement of how fast a machine is."""
+    """A measurement of how fast a machine computes, reads and writes."""
 
     kernels: dict[str, float]
-    """Seconds of each kernel: `python`, and also `numpy` and `cuda` if they are installed. Two machines are compared by
-    the kernels that both have.
+    """Name of a test computation -> its seconds: `python`, and also `numpy` and `cuda` if they work on the machine.
+    Two machines are compared by the computations that were measured on both.
     """
     read: float
     """Reading speed of the disk in MB/s."""
     write: float
     """Writing speed of the disk in MB/s."""
     load: float = 0.0
-    """Number of other processes per core that were ready to run."""
+    """Load average of the last minute, divided by the number of cores, before the measurement."""
     format: int = FORMAT
 
 
 def measure(folder: Path) -> Measured | None:
-    """Return a measurement of this machine and the disk of `folder`, made in a new process; None if that fails."""
+    """Measure this machine and the disk of `folder` in a new process; return None if that fails."""
     command = [sys.executable, "-P", "-m", "rearview.backfill.machine_speed", str(folder)]
     source = str(Path(__file__).parents[2])
     path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
@@ -80,7 +80,7 @@ def measure(folder: Path) -> Measured | None:
 
 
 def measure_in_process(folder: Path) -> Measured:
-    """Return a measurement of this machine and the disk of `folder`, made in this process."""
+    """Measure this machine and the disk of `folder` in this process, with the threads that its environment allows."""
     cores = os.cpu_count() or 1
     load = os.getloadavg()[0] / cores if hasattr(os, "getloadavg") else 0.0
     kernels = {"python": best(_python)}
@@ -94,10 +94,7 @@ def measure_in_process(folder: Path) -> Measured:
 
 
 def best(kernel: Callable[[], object], seconds: float = KERNEL_SECONDS) -> float:
-    """Run a kernel again and again for `seconds`; return the seconds of the fastest round.
-
-    Other processes disturbed that round least.
-    """
+    """Repeat `kernel` for `seconds`; return the seconds of its fastest call, which other processes disturbed least."""
     fastest, start = math.inf, time.perf_counter()
     while True:
         round_start = time.perf_counter()
@@ -109,9 +106,9 @@ def best(kernel: Callable[[], object], seconds: float = KERNEL_SECONDS) -> float
 
 
 def disk(folder: Path) -> tuple[float, float]:
-    """Return (reading speed, writing speed) of files in `folder` in MB/s, without the help of the page cache."""
+    """Return (reading speed, writing speed) of the disk of `folder` in MB/s, not those of the page cache in memory."""
     file = folder / f".calibrate-{os.getpid()}"
-    chunk = os.urandom(_CHUNK)  # random, because some file systems compress
+    chunk = os.urandom(_CHUNK)  # random bytes, which file systems cannot compress
     fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         size, phase_start = 0, time.perf_counter()
@@ -133,7 +130,7 @@ def disk(folder: Path) -> tuple[float, float]:
 
 
 def _python() -> dict[int, float]:
-    """Run a kernel in plain Python: variables, numbers, dictionaries, calls."""
+    """Run a short computation in plain Python: variables, numbers, dictionaries, calls."""
     results: dict[int, float] = {}
     value = 0.5
     for k in range(6_000):
@@ -143,7 +140,7 @@ def _python() -> dict[int, float]:
 
 
 def _numpy() -> Callable[[], object]:
-    """Return a kernel that resembles training on a CPU: matrix products, and passes over memory."""
+    """Return a function whose computation resembles training on a CPU: matrix products, and passes over memory."""
     import numpy as np
 
     draw = np.random.default_rng(0)
@@ -160,7 +157,7 @@ def _numpy() -> Callable[[], object]:
 
 
 def _cuda() -> Callable[[], object]:
-    """Return a kernel that resembles training on a GPU."""
+    """Return a function whose computation resembles training on a GPU; raise if there is no GPU."""
     if not gpus():
         raise RuntimeError("no accelerator")
     import torch
@@ -182,7 +179,10 @@ def _file(cache: Path, machine: str) -> Path:
 
 
 def read_cost_corrections(cache: Path, machine: str) -> CostCorrections:
-    """Return the corrections from earlier replays of this project on machines with the hardware `machine`."""
+    """Return the stored corrections of predictions, for replays on machines with the hardware `machine`.
+
+    Return no corrections if none are stored in the folder `cache`, or the file is damaged.
+    """
     try:
         data = _file(cache, machine).read_bytes()
         corrections = msgspec.json.decode(data, type=dict[str, CostCorrection])
@@ -192,7 +192,10 @@ def read_cost_corrections(cache: Path, machine: str) -> CostCorrections:
 
 
 def save_cost_corrections(cache: Path, machine: str, corrections: CostCorrections) -> None:
-    """Store the corrections. If the folder cannot be written, they are lost, and later predictions are less exact."""
+    """Store the corrections of predictions for replays on `machine` in the folder `cache`.
+
+    If the folder cannot be written, the corrections are lost, and later predictions are less exact.
+    """
     data = {key: asdict(correction) for key, correction in corrections.by.items()}
     try:
         make_folder(cache)
@@ -202,21 +205,21 @@ def save_cost_corrections(cache: Path, machine: str, corrections: CostCorrection
 
 
 FRESH = 30 * 86_400.0
-"""Seconds for which a measurement is valid, because drivers, disks and cooling change."""
+"""Seconds for which a measurement is valid; after that, drivers, disks or cooling may have changed."""
 FRESH_BUSY = 86_400.0
-"""Seconds for which a measurement is valid if the machine was busy while it was measured."""
+"""Seconds for which a measurement is valid if the machine was busy with other processes during the measurement."""
 BUSY = 0.7
-"""Processes per core above which a machine counts as busy."""
+"""Value of `Measured.load` above which a machine counts as busy."""
 WORTH_MEASURING = 60.0
-"""Predicted seconds of a plan above which it is worth measuring the machine, which takes a second or two."""
+"""Predicted seconds of a plan above which measuring the machine is worth the one or two seconds that it takes."""
 _BACKGROUND_CORE = 0.3
-"""Fraction of a core that background work of a training uses, such as loading and saving."""
+"""Fraction of a core that background work of a training uses, such as loading and saving; it is not counted."""
 
 
 def cores_of(run: Run) -> int:
-    """Return how many cores a run kept busy, because replays that share cores would slow each other down.
+    """Return how many cores a run kept busy. Replays that shared cores would slow each other down.
 
-    A run that was killed did not record that; its settings of thread counts stand in for it.
+    A run that was killed did not record its CPU time: return the thread count that its environment set, or 1.
     """
     threads = threads_of(run.facts.threads)
     if not run.end.cpu or not run.end.seconds:
@@ -228,36 +231,39 @@ def cores_of(run: Run) -> int:
 class _StoredMeasurement(msgspec.Struct, frozen=True):
     measured: Measured
     time: float
-    """When the machine was measured."""
+    """Unix time of the measurement."""
     host: str = ""
 
 
 @dataclass
 class Machines:
-    """The stored measurements of the machines that recorded or replay runs of one project."""
+    """Measures the speed of this machine, and stores measurements of all machines that use the store of a project."""
 
     cache: Path
-    """A folder in the store, so that machines that share the store see each other's measurements."""
+    """Folder with the measurements; it is in the store, so that machines that share the store see all measurements."""
     _facts: dict[str, object] = field(default_factory=hardware)
 
     @property
     def name(self) -> str:
-        """A name of the hardware of this machine."""
+        """The name of this machine's hardware; machines with equal hardware have equal names."""
         return hardware_id(self._facts)
 
     def this_machine(self) -> Machine:
-        """Return this machine with its last measurement, without measuring it again."""
+        """Return this machine with its stored measurement, if there is one; nothing is measured."""
         return self._stored(self.name, gethostname())
 
     def of(self, run: Run) -> Machine:
-        """Return the machine that a run was recorded on, with its last measurement."""
+        """Return the machine that a run was recorded on, with its stored measurement, if there is one."""
         if run.facts.hardware:
             return self._stored(hardware_id(run.facts.hardware), run.host)
-        # an older run recorded only its host
+        # runs of older versions of Rearview recorded the host name but no hardware
         return self.this_machine() if run.host == gethostname() else Machine(f"host {run.host}")
 
     def due(self, now: float | None = None) -> bool:
-        """Return True if this machine was never measured, or too long before `now` (the present time by default)."""
+        """Return True if this machine should be measured: it never was, or its measurement is too old.
+
+        `now` is a Unix time, the present time by default.
+        """
         last = self._read(self.name)
         if last is None:
             return True
@@ -267,7 +273,7 @@ class Machines:
     def measure(self) -> Machine:
         """Measure this machine, store the measurement, and return the machine with it. This takes about a second.
 
-        If measuring fails, return the machine with its last measurement.
+        If measuring fails, return the machine with the measurement that was stored before, if there is one.
         """
         try:
             make_folder(self._folder)

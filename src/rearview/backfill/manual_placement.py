@@ -1,6 +1,7 @@
-"""Store the places that the user set manually for added statements in past versions (`--correct`).
+"""Store *corrections*: lines of past versions where the user wants an added statement (`propagate --correct`).
 
-If propagation finds no certain place for a statement in a version, the user names the line.
+Rearview inserts an added statement into past versions automatically. If it is not certain where the statement belongs
+in a version, the user names the line.
 """
 
 from __future__ import annotations
@@ -20,24 +21,24 @@ from rearview.source.propagate.versions import HandPlace
 from rearview.store.create_files import make_folder, publish
 
 FORMAT = 2
-"""Number of the file's format. A file of the first format has no number, and maps a version to texts with lines."""
+"""Number of the format of the file with corrections. Files of the first format have no number (`_first_format`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The identity of an added statement, which does not change when the user edits its text."""
+    """The features by which an added statement is recognized after the user has edited its text."""
 
     path: str
-    """The file of the statement, with the name that it has in the newest version that was run."""
+    """Path of the file of the statement in the newest version that was run."""
     logs: tuple[str, ...]
     """The names that the statement logs."""
     sets: tuple[str, ...] = ()
-    """The variables that the statement binds, if it logs nothing."""
+    """The variables to which the statement binds values, if it logs nothing; else empty."""
     occurrence: int = 0
-    """How many statements above it in the file log (or bind) exactly these names."""
+    """How many added statements earlier in the file log (or bind) exactly the same names."""
 
     def find(self, statements: Sequence[Identity]) -> int | None:
-        """Return the index of this statement among `statements`, or None if no index is certain.
+        """Return the index in `statements` of the statement that this identity means, or None if it is not certain.
 
         >>> now = [Identity("t.py", ("loss",)), Identity("t.py", ("norm",))]
         >>> Identity("t.py", ("norm",)).find(now), Identity("t.py", ("bce",)).find(now)
@@ -60,45 +61,45 @@ class Identity:
         candidates = equal or similar
         in_same_file = [(at, identity) for at, identity in candidates if identity.path == self.path]
         if not in_same_file and len({identity.path for _, identity in candidates}) == 1:
-            in_same_file = candidates  # the file was renamed
+            in_same_file = candidates  # all candidates are in one other file: the file was renamed
         return in_same_file[self.occurrence][0] if self.occurrence < len(in_same_file) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """The place that the user set for one statement in one version."""
+    """The line at which the user wants one added statement in one past version."""
 
     version: str
     statement: Identity
     path: str
-    """The file, with the name that it has in that version."""
+    """Path of the file in `version`."""
     line: int
     after: bool = False
-    """Whether the statement is inserted after the statement on `line`, not before that line."""
+    """Whether `statement` is inserted after the statement on `line`; if False, before `line`."""
     renames: Mapping[str, str] = field(default_factory=dict)
-    """Variable in the statement -> its name in that version."""
+    """Variable in `statement` -> name of the variable in `version`."""
     run: str = ""
-    """The run that the user named to choose the version."""
+    """Id of the run that the user named to choose `version`."""
 
     @property
     def place(self) -> HandPlace:
-        """The place in the form that propagation uses."""
+        """The file, line and renamed variables, as the functions take them that insert statements."""
         return HandPlace(self.path, self.line, self.after, self.renames)
 
     def concerns(self, names: Collection[str]) -> bool:
-        """Return True if the statement logs one of `names`."""
+        """Return True if `statement` logs one of `names`."""
         return any(fits(pattern, name) for pattern in self.statement.logs for name in names)
 
 
 @dataclass
 class Corrections:
-    """The corrections of a project, and the file that stores them."""
+    """The corrections of a project (see `Correction`), and the file that stores them."""
 
     file: Path
 
     @cached_property
     def _read(self) -> tuple[tuple[Correction, ...], int]:
-        """The corrections in the file, and the number of entries that could not be read."""
+        """(corrections in the file, number of corrections that could not be read); raises if the file is damaged."""
         try:
             text = self.file.read_bytes()
             content = json.loads(text)
@@ -145,7 +146,7 @@ class Corrections:
 
     @property
     def note(self) -> str:
-        """A sentence about entries that cannot be used; empty if there are none."""
+        """A sentence for the user about stored corrections that cannot be read; empty if all can be read."""
         lost = self._read[1]
         if not lost:
             return ""
@@ -156,7 +157,7 @@ class Corrections:
         )
 
     def add(self, corrections: Sequence[Correction]) -> None:
-        """Store corrections; each replaces an older one for the same statement and version."""
+        """Store `corrections`; each replaces an older correction of the same statement in the same version."""
         fresh = {(correction.version, correction.statement) for correction in corrections}
         unchanged = [
             correction
@@ -166,7 +167,7 @@ class Corrections:
         self._write([*unchanged, *corrections])
 
     def remove(self, corrections: Collection[Correction]) -> None:
-        """Delete corrections."""
+        """Delete `corrections` from the file."""
         self._write([correction for correction in self.all if correction not in corrections])
 
     def _write(self, corrections: Sequence[Correction]) -> None:
@@ -199,9 +200,10 @@ def _correction(entry: Mapping[str, Any]) -> Correction:
 
 
 def _first_format(content: Mapping[str, Any]) -> tuple[tuple[Correction, ...], int]:
-    """Return the corrections in a file of the first format, and the number of versions that could not be read.
+    """Return (corrections in a file of the first format, number of versions whose corrections could not be read).
 
-    In that format, the text of a statement shows which names it logs, and so which statement is meant.
+    Files of the first format store version -> list of path, line and text of each statement. The text shows which
+    names the statement logs, and so which statement is meant.
     """
     all_corrections: list[Correction] = []
     lost = 0

@@ -1,7 +1,7 @@
 """Prepare a run to answer a `Question`: find its probes, its measurements and the values that it lacks.
 
-A run cannot be replayed if its input files are gone or packages that it imports are not installed; preparing the run
-finds the reason.
+Preparing also finds out why a run cannot be replayed: because input files no longer exist, or packages that it imports
+are not installed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from rearview.store.versions.versions import Versions
 
 
 class Choices(TypedDict, total=False):
-    """The optional fields of a question as keyword arguments; `Question` explains each."""
+    """The optional fields of `Question`, as types of keyword arguments; `Question` explains each field."""
 
     runs: Sequence[str] | None
     where: str | None
@@ -73,60 +73,65 @@ class Choices(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A request of the user: fill `names` in some runs and iterations, within limits on the replays."""
+    """A request of the user to fill missing values: which names, runs and iterations, and how replays may run."""
 
     names: Sequence[str]
-    """Names of logged values."""
+    """Names of the logged values to fill."""
     runs: Sequence[str] | None = None
-    """Runs as the user names them, the most important first; None means all runs."""
+    """Runs as the user wrote them, the most important first; None means all runs."""
     where: str | None = None
-    """SQL condition that selects runs or rows, such as `acc < 0.9`."""
+    """SQL condition that selects runs or rows of the table of records, such as `acc < 0.9`; None means all."""
     at: str | None = None
-    """Selection of iterations, such as `epoch=3:5`."""
+    """Selection of iterations, such as `epoch=3:5`; None means all iterations."""
     workers: int | None = None
     """Number of replays at once; None means as many as there are cores for."""
     budget: float | None = None
-    """Seconds of computing that the plan may take."""
+    """Only segments that are predicted to end within this many seconds are run; None means all segments."""
     on: str = "local"
     """Where replays run: `local` or `ray`."""
     gpus: float | None = None
-    """Accelerators that each segment gets on Ray; 0.5 for half of one."""
+    """Accelerators that each segment gets on Ray; 0.5 means half an accelerator, None the setting `gpus`."""
     again: bool = False
-    """Whether values that could not be proved are filled again."""
+    """Whether to fill values again that an earlier replay filled but that could not be proved."""
     sure: float | None = None
-    """Least certainty, from 0 to 1, of a statement's place in a past version; None means the setting `propagation`."""
+    """Least confidence, from 0 to 1, with which a statement is inserted into past versions; None: the setting
+    `propagation`.
+    """
 
 
 FORK_SECONDS = 0.04
-"""Seconds that a replay takes to start if it is forked from a process that has done its imports."""
+"""Seconds that a replay takes to start if it is forked from a process that has already imported its libraries."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRun:
-    """A request for values of one run, with the facts about the run that the planner needs."""
+    """A run with the values that are requested of it, and the facts about it that the planner needs."""
 
     request: RunRequest
     facts: RunFacts
     ended_replays: frozenset[str] = frozenset()
     """Ids of the replays that had ended when the run was prepared."""
     unproved: tuple[str, ...] = ()
-    """Names with values that cannot be proved, because the run recorded nothing to compare with."""
+    """Names with values from earlier replays that can never be proved: the run recorded nothing to compare with."""
     leading_imports: LeadingImports | None = None
     """The imports with which the program begins; None if other replays cannot share them."""
     setup: SetupText = field(default_factory=SetupText)
     """Hashes of the statements before the main loop, to find runs that can share these statements."""
     setup_seconds: float = 0.0
-    """Seconds of the set-up without the leading imports."""
+    """Seconds of the statements before the main loop, without the leading imports."""
     spared: float = 0.0
-    """Predicted seconds that are left out of `facts` because another process will spend them."""
+    """Predicted seconds that `facts` leaves out, because the process from which the replay is forked spends them."""
 
     @property
     def run(self) -> Run:
-        """The run that the request is for."""
+        """The run of which values are requested."""
         return self.request.run
 
     def with_shared_start(self) -> PreparedRun:
-        """Return the run with facts for a process that shares its start with another process."""
+        """Return the prepared run with less predicted time, for replays forked from a process of an earlier run.
+
+        If the imports cannot be shared, return this prepared run unchanged.
+        """
         if self.leading_imports is None:
             return self
         start, imports = self._shareable(self.leading_imports)
@@ -136,7 +141,10 @@ class PreparedRun:
         return replace(self, facts=shorter, spared=start + imports)
 
     def with_shareable_start(self) -> PreparedRun:
-        """Return the run with facts that say how much of the start several processes of the run can share."""
+        """Return the prepared run with `facts.shareable` set: the seconds that all its replays but the first save.
+
+        If the imports cannot be shared, return this prepared run unchanged.
+        """
         if self.leading_imports is None:
             return self
         return replace(
@@ -144,12 +152,12 @@ class PreparedRun:
         )
 
     def _shareable(self, leading: LeadingImports) -> tuple[float, float]:
-        """Return the seconds of interpreter start and of imports that a forked process saves."""
+        """Return (seconds of interpreter start, seconds of imports) that a replay saves if it is forked."""
         imports = min(import_seconds(self.run, leading), self.facts.setup)
         return self.facts.start - min(self.facts.start, FORK_SECONDS), imports
 
     def question(self) -> RunQuestion:
-        """Return the request in the form that the planner takes."""
+        """Return the run's facts and the requested values of each probe, in the form that the planner takes."""
         request = self.request
         if not request.requested:
             return RunQuestion(
@@ -160,19 +168,19 @@ class PreparedRun:
         requests: list[ValueRequest] = []
         for probe in request.requested:
             if not probe.paths:
-                # the callers of the function around the probe are not known: it may be called after the loops
+                # the callers of the function around the probe are not known: they may call it after the loops
                 requests.append(self._until_the_end())
             paths = probe.paths or (self._deepest_loops(),)
             requests.extend(self._request(probe, path) for path in paths)
         return RunQuestion(self.facts, tuple(requests))
 
     def _request(self, probe: Probe, path: tuple[str, ...]) -> ValueRequest:
-        """Return the request for the values of `probe` inside the loops `path`."""
+        """Return the request for the values that `probe` logs inside the loops `path`, outermost first."""
         request = self.request
         main = self.facts.loops[0].name if self.facts.loops else None
         if path and path[0] != main and not (main is None and request.at):
-            # the statement is in another loop than the main loop, or in a coroutine, which cannot be divided:
-            # run to the end and skip the main loop
+            # the statement is in another loop than the main loop, or in a coroutine, and such loops cannot be divided:
+            # the replay skips the main loop and runs to the end
             further_selections = tuple(at for at in request.at if at.loop not in columns_of(path))
             return self._until_the_end(further_selections)
         depth = len(path) - len(probe.loops) + probe.depth
@@ -188,7 +196,10 @@ class PreparedRun:
         )
 
     def _until_the_end(self, at: tuple[At, ...] = ()) -> ValueRequest:
-        """Return a request for values that may be logged anywhere up to the end of the run."""
+        """Return a request for which a replay runs to the end of the run, because values may be logged up to there.
+
+        `at` selects iterations of loops.
+        """
         return ValueRequest(
             self.request.names,
             (),
@@ -199,10 +210,10 @@ class PreparedRun:
         )
 
     def _position(self, probe: Probe, path: tuple[str, ...]) -> str:
-        """Return where a statement is relative to the loops at the same depth, inside the loops `path`.
+        """Return the position (a value of `Position`) of `probe` relative to other loops directly inside `path`.
 
-        The text does not show loops in functions that are called there, but the run recorded them: the statement
-        may be before or after such a loop.
+        The source around the probe may show no such loop, although the run recorded one, in a function that is called
+        next to the probe. The probe may be before or after that loop, so return "between".
         """
         if not path:
             return (Position.BEFORE if probe.runs_first else Position.AFTER).value
@@ -211,7 +222,7 @@ class PreparedRun:
         return probe.place.value
 
     def _deepest_loops(self) -> tuple[str, ...]:
-        """Return the loops that may be around a statement in a function whose callers are not known."""
+        """Return the main loop and the first loop inside it, for statements of which the loops are not known."""
         return tuple(loop.name for loop in self.facts.loops[:2])
 
 
@@ -234,9 +245,9 @@ class RunPreparer:
         question: Question,
         selected: SelectedIterations | None = None,
     ) -> PreparedRun:
-        """Return the run with a request for those values of `names` that it lacks in the `selected` iterations.
+        """Return `run` prepared to be replayed for those of `names` that it lacks in the `selected` iterations.
 
-        `selected` of None means all iterations.
+        `selected` of None means all iterations. Raise if no statement logs a name, or the run had several sources.
         """
         _refuse_if_two_sources(run)
         probes = self._probes(statements, run, names)
@@ -289,7 +300,7 @@ class RunPreparer:
         )
 
     def _probes(self, statements: StatementSources, run: Run, names: tuple[str, ...]) -> Probes:
-        """Return the probes for a run; raise if one of `names` is logged by none of them."""
+        """Return the probes that log `names` in the source of `run`; raise if there is no probe for one of `names`."""
         probes = statements.of(run, names)
         unknown = [name for name in names if not probes.of(name)]
         if unknown:
@@ -333,7 +344,7 @@ class RunPreparer:
         names: tuple[str, ...],
         find_missing: partial[tuple[tuple[str, ...], frozenset[int] | None]],
     ) -> tuple[str, ...]:
-        """Return the names with values that count as filled although they are unproved, because nothing can prove them."""
+        """Return those of `names` that count as filled only because of values that can never be proved."""
         if coverage.recorded_until == math.inf or not any(map(is_unproved, replays)):
             return ()
         strict = replace(coverage, recorded_until=math.inf)
@@ -344,7 +355,7 @@ class RunPreparer:
         )
 
     def _last_recorded(self, run: Run) -> float:
-        """Return the time of a run's last record; `inf` if the run may still record."""
+        """Return the Unix time of a run's last record, or `inf` if the run may still record or the time is unknown."""
         if run.status is Status.RUNNING or run.ended is not None:
             return math.inf if run.ended is None else run.ended
         try:
@@ -353,7 +364,7 @@ class RunPreparer:
             return math.inf
 
     def _digest(self, version: str, probes: Probes, name: str) -> str:
-        """Return a digest of the statements that log `name` in a version; it is computed only once."""
+        """Return a digest of the statements in `probes` that log `name`; for each version it is computed only once."""
         digest = self._digests.get((version, name))
         if digest is None:
             digest = self._digests[version, name] = logging_fingerprint(probes, name)
@@ -362,7 +373,10 @@ class RunPreparer:
     def _derived_version(
         self, run: Run, source: dict[str, str], recorded: Mapping[str, bytes]
     ) -> tuple[str, Mapping[str, bytes]]:
-        """Return (version of a run with its probes inserted, files of that version)."""
+        """Return (id of the version of `run` with its probes inserted, files of that version).
+
+        `source` are the Python files with the probes, `recorded` the files of the run's version.
+        """
         programs = as_programs(recorded)
         changes = {}
         for path, text in source.items():
@@ -379,13 +393,16 @@ class RunPreparer:
         return self.versions.derive(run.version, changes), {**recorded, **changes}
 
     def stored_files(self, run: Run) -> tuple[Path, set[str]]:
-        """Return (folder of the project, paths of the files that are stored with the source of a run)."""
+        """Return (folder of the project, paths in it of the files that are stored with the source of `run`)."""
         stored_paths = set(self.versions.hashes(run.version)) if run.version else set()
         return self.project.root.resolve(), stored_paths
 
 
 def _no_probe_text(name: str, run: Run, logged: Collection[str]) -> str:
-    """Return a message that explains why no statement logs `name`, with the placeholder `{run}`."""
+    """Return an error message for a `name` that no statement logs, with a hint for the user.
+
+    The message contains the placeholder `{run}`; `logged` are the names that the work tree logs.
+    """
     lower_case = {each.lower(): each for each in logged}
     if near := get_close_matches(name.lower(), lower_case, n=1):
         return f"{name}: no statement logs this. Did you mean `rearview backfill {lower_case[near[0]]}`?"
@@ -420,19 +437,19 @@ def _refuse_if_two_sources(run: Run) -> None:
 def _selected_iterations(
     at: Sequence[At], loop: LoopFacts | None, selected: SelectedIterations | None
 ) -> frozenset[int] | None:
-    """Return the iterations of the main loop that both `at` and `selected` contain; None means all."""
+    """Return the iterations of the main loop `loop` that `at` and `selected` both contain, or None for all."""
     iterations = None if selected is None else frozenset(selected)
     for each in at:
         if loop is not None and each.loop == name_of(loop.name):
             named = frozenset(each.indices(len(loop.seconds), loop.values))
             iterations = named if iterations is None else iterations & named
-            # the planner refuses iterations that the loop does not have
+            # if `at` selects no existing iteration, the planner refuses the request
             return iterations if named else None
     return iterations
 
 
 def missing_input(run: Run, root: Path, stored_paths: Collection[str] = ()) -> str:
-    """Return why a run cannot be replayed if one of its input files is gone; empty if all exist.
+    """Return a reason why `run` cannot be replayed if an input file of it no longer exists; else an empty text.
 
     Files below `root` whose paths are in `stored_paths` need not exist: they are stored with the source.
     """
@@ -446,7 +463,7 @@ def missing_input(run: Run, root: Path, stored_paths: Collection[str] = ()) -> s
 
 
 def changed_inputs(run: Run, root: Path, stored_paths: Collection[str] = ()) -> list[Path]:
-    """Return the input files that changed since the run read them."""
+    """Return the paths of input files that changed since `run` read them; parameters as in `missing_input`."""
     changed = []
     for path, recorded in _recorded_inputs(run, root, stored_paths):
         try:
@@ -461,10 +478,10 @@ def changed_inputs(run: Run, root: Path, stored_paths: Collection[str] = ()) -> 
 def _recorded_inputs(
     run: Run, root: Path, stored_paths: Collection[str]
 ) -> Iterator[tuple[Path, list[object]]]:
-    """Yield (present path, recorded fingerprint) of each input file of a run that is not stored with its source.
+    """Yield (present path, recorded fingerprint) of each input file of `run` that is not stored with its source.
 
-    A file that was changed after the start of the run is left out, because the run wrote it itself. Older versions
-    of Rearview recorded such files as inputs.
+    Files that were modified after the start of the run are left out: the run wrote them itself, but older versions of
+    Rearview recorded them as inputs.
     """
     for recorded_path, recorded in run.end.inputs.items():
         if recorded[1] > run.started * 1e9:
@@ -475,11 +492,11 @@ def _recorded_inputs(
 
 
 def missing_packages(source: Mapping[str, bytes], executed: Collection[str]) -> str:
-    """Return why a run cannot be replayed if a package that it imports is not installed; empty if all are.
+    """Return a reason why a run cannot be replayed if a package that it imports is not installed; else an empty text.
 
     `source` are the files of the run's version, `executed` the paths of the files that the run executed. Only
-    imports that always run are checked, not those in a function or under `try`. A program that changes where Python
-    looks for modules is not checked.
+    top-level imports are checked, not imports in functions or under `try`. If an executed file mentions `sys.path`,
+    nothing is checked, because the program may find the packages in other folders.
     """
     files = [source[path] for path in executed if path in source]
     if any(b"sys.path" in text or b"addsitedir" in text for text in files):
@@ -500,7 +517,7 @@ def missing_packages(source: Mapping[str, bytes], executed: Collection[str]) -> 
 
 @lru_cache(maxsize=512)
 def _imported(text: bytes) -> frozenset[str]:
-    """Return the packages that the top-level statements of a file import."""
+    """Return the names of the packages that the top-level statements of a Python file import."""
     try:
         body = ast.parse(text).body
     except (SyntaxError, ValueError):

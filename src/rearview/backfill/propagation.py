@@ -1,7 +1,9 @@
 """Insert the statements that the work tree adds into the source of every past run.
 
-If a version differs from the work tree in more than the added statements, they are *carried* into that version: the
-place of each must be found. Files may also have been renamed: `Renaming` follows them from version to version.
+If a version differs from the work tree in more than the added statements, the statements are *carried* into that
+version: a line is searched where each belongs, with a confidence from 0 to 1. Lines that the user named for a
+statement (`manual_placement`) are always used. Files may also have been renamed: `Renaming` follows them from version
+to version.
 """
 
 from __future__ import annotations
@@ -48,21 +50,21 @@ Texts = Mapping[str, str]
 
 @dataclass
 class Renaming:
-    """Finds the name that a file of one version has in another version, although it was renamed."""
+    """Finds the path that a file of one version has in another version, if the file was renamed."""
 
     text: Callable[[str], Texts]
-    """Returns the files of a version."""
+    """Function that returns the Python files of a version, path -> text."""
     chain: Sequence[str]
-    """Every version that was run, newest first."""
+    """Ids of all versions that were run, newest first."""
     edited: Texts
-    """The files of the work tree."""
+    """The Python files of the work tree, path -> text."""
     _newest_names: dict[str, FileNames] = field(default_factory=dict)
 
     def names_in_work_tree(self, version: str, used: Collection[str] | None = None) -> FileNames:
-        """Return the names that the files of a version have in the work tree.
+        """Return the paths that the files of `version` have in the work tree.
 
-        `used` are the paths that matter; None means all. If all of them exist in the work tree, no other file is
-        compared, which is fast.
+        `used` are the paths that the caller needs; None means all. If the work tree has a file at each of these paths,
+        the files are assumed not to have been renamed, which is fast.
         """
         old = self.text(version)
         if all(path in self.edited for path in (old if used is None else used) if path in old):
@@ -77,7 +79,7 @@ class Renaming:
         return renames(self.text(self.chain[0]), self.edited)
 
     def names_in_newest(self, version: str) -> FileNames:
-        """Return the names that the files of `version` have in the newest version that was run."""
+        """Return the paths that the files of `version` have in the newest version that was run."""
         newer_version: str | None = None
         for each in self.chain[: self.chain.index(version) + 1]:
             if each not in self._newest_names:
@@ -94,9 +96,9 @@ class Renaming:
         return self._newest_names[version]
 
     def _pair_remaining(self, file_names: FileNames, old: Texts, new: Texts) -> FileNames:
-        """Return `file_names` with the `old` files that it lacks, each compared with the `new` files directly.
+        """Return `file_names` completed: each `old` file that it lacks is compared directly with the `new` files.
 
-        Versions in between may lack a file that both versions have.
+        `file_names` was found by following files from version to version, and a version in between may lack a file.
         """
         unpaired = {path: old[path] for path in old if path not in file_names.now}
         if not unpaired:
@@ -112,13 +114,16 @@ class Renaming:
         return FileNames({**file_names.now, **added_names.now}, doubtful)
 
     def under_newest_names(self, version: str) -> dict[str, str]:
-        """Return the files of a version under the names that they have in the newest version that was run."""
+        """Return the files of `version`, with the paths that they have in the newest version that was run as keys."""
         old = self.text(version)
         newest_names = self.names_in_newest(version).unique_new_paths(old)
         return {newest_name: old[path] for path, newest_name in newest_names.items()}
 
     def under_own_names(self, version: str, outcome: VersionOutcome) -> VersionOutcome:
-        """Return `outcome`, whose files have their newest names, with the names that the files had in `version`."""
+        """Return `outcome` with the paths that its files have in `version`, not those of the newest version.
+
+        The reasons of the result also say which files have another path in the work tree.
+        """
         old = self.text(version)
         newest_names = self.names_in_newest(version).unique_new_paths(old)
         own_names = {newest_name: path for path, newest_name in newest_names.items()}
@@ -143,14 +148,14 @@ class Renaming:
         )
 
     def at_newest_name(self, version: str, place: HandPlace) -> HandPlace:
-        """Return a place in a version, with the name that its file has in the newest version that was run."""
+        """Return `place`, a line in `version`, with the path that its file has in the newest version that was run."""
         newest_names = self.names_in_newest(version).unique_new_paths(self.text(version))
         return replace(place, path=newest_names.get(place.path, place.path))
 
     def sentences(self, with_probes: Iterable[tuple[str, Probes]]) -> list[str]:
-        """Return a sentence for each file with probes that had another name in some versions.
+        """Return a sentence for the user about each file with probes that had another path in some versions.
 
-        `with_probes` has (version, its probes) for each run.
+        `with_probes` has (version of the run, probes in that version) for each run.
         """
         runs: Counter[tuple[str, str]] = Counter()
         for version, probes in with_probes:
@@ -165,53 +170,54 @@ class Renaming:
 
 @dataclass(frozen=True, slots=True)
 class Propagated:
-    """The statements of the work tree in the source of one version, or why they are refused there."""
+    """The result of inserting the statements of the work tree into one version: a diff, or the reason for refusing."""
 
     version: str
     runs: tuple[str, ...]
-    """The runs of the version."""
+    """Ids of the runs of `version`."""
     diff: str
     confidence: float
-    """How certain the places are, from 0 to 1."""
+    """How certain it is that the statements were inserted at the right lines, from 0 to 1."""
     reasons: tuple[str, ...]
-    """What the confidence is based on, and which names differ in this version."""
+    """Sentences on which the confidence is based, and on variables and files with other names in `version`."""
     reason: str = ""
-    """Why the version is refused; empty if it is not refused."""
+    """Why the statements cannot be inserted; empty if they were inserted."""
 
 
 @dataclass
 class Probing:
     """Inserts the probes of the work tree into past versions.
 
-    If a version is equal to the work tree except for the probes, they are inserted as they are. Otherwise they are
-    carried from version to version along the `chain`, from the newest to the oldest.
+    If a version is equal to the work tree except for the probes, they are inserted as they are. If not, they are
+    carried from version to version along the `chain`, from the newest to the oldest. Added statements are numbered by
+    their index in `added`.
     """
 
     versions: Versions
     runs: Sequence[Run]
     corrections: Corrections
-    """Places that the user set manually."""
+    """Lines that the user named for statements in past versions."""
     only: tuple[str, ...] = ()
     """If not empty, only the statements that log these names are inserted, with the statements they depend on."""
     sure: float = MIN_CONFIDENCE
-    """Least confidence, from 0 to 1; less certain places are refused."""
+    """Least confidence, from 0 to 1; a version is refused if the lines for its statements are less certain."""
     disproved: dict[str, dict[int, dict[tuple[str, int], str]]] = field(default_factory=dict)
-    """Version -> number of a statement -> place (file, line) where a replay failed -> how it failed."""
+    """Version -> number of a statement -> (file, line) where a replay showed that the statement is wrong -> why."""
     _texts: dict[str, dict[str, str]] = field(default_factory=dict)
     _by_names: dict[tuple[str, ...], Probing] = field(default_factory=dict)
 
     @cached_property
     def edited(self) -> dict[str, str]:
-        """The Python files of the work tree."""
+        """The Python files of the work tree, path -> text."""
         return self.text(self.versions.save(WORKTREE))
 
     @cached_property
     def chain(self) -> tuple[str, ...]:
-        """Every version that was run, newest first."""
+        """Ids of the versions into which statements are carried, newest first: by default all that were run."""
         return self.all_versions
 
     def text(self, version: str) -> dict[str, str]:
-        """Return the Python files of a version by path, without files that cannot be decoded."""
+        """Return path -> text of the Python files of a version, without files that cannot be decoded."""
         if version not in self._texts:
             texts = {}
             for path, data in as_programs(self.versions.files(version)).items():
@@ -224,9 +230,9 @@ class Probing:
         return self._texts[version]
 
     def of(self, run: Run, names: Sequence[str] = ()) -> Probes:
-        """Return the probes that log `names` in the source of `run`; raise if they have no certain place there.
+        """Return the probes that log `names` in the source of `run`; raise if it is uncertain where they belong there.
 
-        No `names` means all that the work tree adds.
+        If `names` is empty, return all probes that the work tree adds.
         """
         try:
             return self._of(run, names)
@@ -249,7 +255,7 @@ class Probing:
         try:
             probes = find(old, self.edited, used=used, names=file_names)
         except ProbeError:
-            # the user edited the newest version: report there what else was changed
+            # a run of the newest version is refused: the message tells the user what else the edit changed
             edited_version = run.version == self.chain[0] and not self.only
             carries = bool(self.added) or self.carrying(names) is not self
             if not names or edited_version or not carries:
@@ -279,7 +285,10 @@ class Probing:
         return find(old, {**old, **outcome.files}, used=used)
 
     def _only_requested(self, run: Run, probes: Probes, names: Sequence[str]) -> Probes:
-        """Return `probes` without the log statements that `names` do not need, if that is possible."""
+        """Return the probes of `run` without the log statements that `names` do not need.
+
+        Return `probes` unchanged if it has no others, or if the needed statements cannot be inserted alone.
+        """
         probing = self.carrying(names)
         if not names or not probing.only or run.version not in probing.chain:
             return probes
@@ -298,10 +307,10 @@ class Probing:
         return requested if all(requested.of(name) for name in names) else probes
 
     def carrying(self, names: Sequence[str]) -> Probing:
-        """Return the probing that carries only the statements that log `names`, with those that they depend on.
+        """Return the probing that carries only the statements that log `names`, and the statements these depend on.
 
-        If the newest run had these statements already, its chain begins with an older version that lacks them.
-        Return this probing itself if it is already limited to names, or no version lacks the statements.
+        If the newest version has these statements already, the chain of the result begins with the newest version that
+        lacks them. Return this probing itself if `only` is set, if `names` is empty, or if no version lacks them.
         """
         requested = tuple(names)
         if self.only or not requested:
@@ -320,7 +329,8 @@ class Probing:
             self.versions, runs, self.corrections, names, self.sure, _texts=self._texts
         )
         probing.__dict__["edited"] = self.edited
-        if runs is self.runs:  # the same versions: reuse their results
+        # with the same runs, the versions are the same, too: reuse properties that were computed from them
+        if runs is self.runs:
             probing.__dict__["renaming"] = self.renaming
             probing.__dict__["_newest"] = self._newest
         return probing
@@ -332,10 +342,10 @@ class Probing:
         past_versions: Sequence[str],
         names: tuple[str, ...],
     ) -> Probing:
-        """Return the probing that would insert `names` if the work tree were `edited`, an edit of the files `base`.
+        """Return the probing that inserts the statements for `names` that the files `edited` add to the files `base`.
 
-        The chain is `base`, under an id that no run has, and then `past_versions`, which are ordered from the most
-        similar to the least similar.
+        `edited` is used like the work tree. The chain is `base`, under an id that no run has, and then
+        `past_versions`, which must be ordered from the version nearest to `base` to the most distant one.
         """
         base_id = f"base of {len(self._texts)}"
         texts = {**self._texts, base_id: base}
@@ -348,7 +358,7 @@ class Probing:
 
     @property
     def all_versions(self) -> tuple[str, ...]:
-        """Every version that was run, newest first; unlike `chain`, it never contains a version of `edited_as`."""
+        """Ids of all versions that were run, newest first; unlike `chain`, it never contains `base` of `edited_as`."""
         return tuple(dict.fromkeys(run.version for run in reversed(self.runs) if run.version))
 
     def logs(self, name: str) -> bool:
@@ -360,7 +370,7 @@ class Probing:
         return tuple(names_logged(self.edited))
 
     def _from_older_version(self, names: tuple[str, ...]) -> Probing:
-        """Return a probing whose chain begins with the newest version that lacks the statements for `names`.
+        """Return a probing whose chain begins with the newest version that lacks the statements that log `names`.
 
         Return this probing itself if there is no such version.
         """
@@ -380,7 +390,10 @@ class Probing:
 
     @cached_property
     def added(self) -> tuple[Probe, ...]:
-        """Statements that the work tree adds to the newest version that was run."""
+        """The statements that the work tree adds to the newest version of the chain, sorted by file and line.
+
+        If `only` is set, statements that these names do not need are left out.
+        """
         probes: Collection[Probe] = self._newest.probes if self._newest is not None else ()
         if self.only and self._newest is not None:
             probes = needed_probes(self._newest, self.only)
@@ -397,7 +410,7 @@ class Probing:
 
     @cached_property
     def outcomes(self) -> tuple[VersionOutcome, ...]:
-        """The result of carrying the added statements into each version of the chain."""
+        """The result of carrying the added statements into each version, in the order of `chain`."""
         versions = [self.renaming.under_newest_names(version) for version in self.chain]
         extractions = self._newest.extractions if self._newest is not None else ()
         edited = {
@@ -417,12 +430,12 @@ class Probing:
 
     @cached_property
     def renaming(self) -> Renaming:
-        """Finds the names that files had in past versions."""
+        """Finds the paths that renamed files had in past versions."""
         return Renaming(self.text, self.chain, self.edited)
 
     @cached_property
     def _edited_under_newest_names(self) -> dict[str, str]:
-        """The files of the work tree under the names that they have in the newest version that was run."""
+        """The files of the work tree, with the paths that they have in the newest version that was run as keys."""
         if not self.chain:
             return self.edited
         newest = self.chain[0]
@@ -432,7 +445,7 @@ class Probing:
 
     @cached_property
     def _separated(self) -> dict[str, SeparatedLines]:
-        """The files that have added statements, changed so that each added statement has lines of its own."""
+        """Path -> text of each file with added statements, with line breaks inserted so that these share no line."""
         positions: dict[str, list[tuple[int, int]]] = {}
         for probe in self.added:
             positions.setdefault(probe.path, []).append((probe.line, probe.column))
@@ -445,14 +458,14 @@ class Probing:
     def _statements(self) -> list[Statement]:
         statements = []
         for probe in self.added:
-            # a decorator shares its line with no other statement
+            # no other statement can be on the line of a decorator
             column = probe.column if probe.first == probe.line else 0
             first = self._separated[probe.path].line(probe.first, column)
             statements.append(Statement(probe.path, (first, first + probe.last - probe.first)))
         return statements
 
     def _shifted(self, extraction: VariableExtraction) -> VariableExtraction:
-        """Return `extraction` with its lines in the texts of `_separated`."""
+        """Return `extraction` with its line numbers increased by the line breaks that `_separated` inserted."""
         divided_lines = (
             self._separated[extraction.path].breaks if extraction.path in self._separated else ()
         )
@@ -461,9 +474,9 @@ class Probing:
         return extraction
 
     def is_carried(self, run: Run, names: Sequence[str], source: Texts) -> bool:
-        """Return True if `source` is the version of a run with carried statements in it.
+        """Return True if `source` (path -> text) is the source of `run` with carried statements that log `names`.
 
-        Nothing is carried into the newest version that was run, because the user edited that version.
+        Return False for the newest version that was run, because the user edited that version directly.
         """
         probing = self.carrying(names)
         if run.version not in probing.chain or run.version == self.chain[0] or not probing.added:
@@ -472,10 +485,10 @@ class Probing:
         return bool(outcome.files) and all(source.get(p) == t for p, t in outcome.files.items())
 
     def disprove(self, run: Run, names: Sequence[str], where: tuple[str, int], how: str) -> bool:
-        """Record that the place of a carried statement is wrong, so that the next likely place is tried.
+        """Record that a carried statement was inserted at a wrong line, so that the next likely line is tried.
 
-        `where` is the file and line in the changed source at which the replay failed; `how` says how it failed.
-        Return False if there is no carried statement.
+        `where` is (file, line) in the source of `run` with the statements inserted, at which the replay failed; `how`
+        says how it failed. Return False if no carried statement is there.
         """
         probing = self.carrying(names)
         at = probing.chain.index(run.version) if run.version in probing.chain else None
@@ -505,7 +518,7 @@ class Probing:
         return False
 
     def _old_line(self, version: str, path: str, probing: Probing, line: int) -> int:
-        """Return the line of the recorded file before which `line` of the changed file was inserted."""
+        """Return the line of the recorded file `path` before which `line` of the changed file was inserted."""
         files = probing.outcomes[probing.chain.index(version)].files
         new, old = files[path].splitlines(), self.text(version)[path].splitlines()
         matcher = SequenceMatcher(None, new, old, autojunk=False)
@@ -515,7 +528,7 @@ class Probing:
         return line
 
     def propagated(self) -> list[Propagated]:
-        """Return the outcome for each version of the chain, in its order."""
+        """Return the result of carrying the added statements into each version, in the order of `chain`."""
         return [
             Propagated(
                 version,
@@ -535,9 +548,10 @@ class Probing:
         names: Sequence[str] = (),
         statement: tuple[str, int] | None = None,
     ) -> list[Correction]:
-        """Store a manual place in the version of `run` for the statements that log `names`; return what was stored.
+        """Store `place` in the version of `run` for the statements that log `names`; return the stored corrections.
 
         `statement` is (file, line) of a statement in the work tree; it must be given if several statements log a name.
+        Raise if the file has no such line.
         """
         lines = self.text(run.version).get(place.path, "").splitlines()
         if not 1 <= place.line <= len(lines) + 1:
@@ -557,7 +571,10 @@ class Probing:
         return corrections
 
     def _statements_for(self, names: Sequence[str], statement: tuple[str, int] | None) -> list[int]:
-        """Return the numbers of the added statements that log `names`, or the number of the given `statement`."""
+        """Return the numbers of the added statements that log `names`, or of those at `statement` (file, line).
+
+        Raise if several statements log one name, or if no added statement is at `statement`.
+        """
         if statement is not None:
             path, line = statement
             hits = [
@@ -598,7 +615,7 @@ class Probing:
 
     @cached_property
     def _identities(self) -> list[Identity]:
-        """The identity of each added statement, independent of its text."""
+        """The `Identity` of each added statement, in the order of `added`."""
         occurrences: Counter[tuple[str, tuple[str, ...], tuple[str, ...]]] = Counter()
         identities = []
         for number, probe in enumerate(self.added):
@@ -612,7 +629,7 @@ class Probing:
 
     @cached_property
     def _trees(self) -> list[tuple[ast.stmt, int]]:
-        """The syntax tree of each added statement, and a number that identifies the block it is in."""
+        """(syntax tree, id of the block that contains it) of each added statement, in the order of `added`."""
         statements_at: dict[tuple[str, int, int], tuple[ast.stmt, int]] = {}
         for path in {probe.path for probe in self.added}:
             blocks: list[list[ast.stmt]] = [ast.parse(self._edited_under_newest_names[path]).body]
@@ -624,9 +641,9 @@ class Probing:
         return [statements_at[probe.path, probe.line, probe.column] for probe in self.added]
 
     def _manual_places(self) -> dict[int, dict[int, HandPlace]]:
-        """Return the places that the user set: index in the chain -> number of a statement -> place.
+        """Return the lines that the user named: index of a version in `chain` -> number of a statement -> its line.
 
-        Added statements that compute what a statement logs go to the place of that statement.
+        The line of a log statement also holds for the added statements that support it (`_supporting`).
         """
         places_by_version: dict[int, dict[int, HandPlace]] = {}
         for correction in self.corrections.all:
@@ -643,7 +660,7 @@ class Probing:
         return places_by_version
 
     def _supporting(self, number: int) -> list[int]:
-        """Return the added statements in the block of a logging statement, above it, that log nothing."""
+        """Return the numbers of added statements that log nothing and precede log statement `number` in its block."""
         probe, block = self.added[number], self._trees[number][1]
         return [
             k

@@ -17,17 +17,17 @@ from rearview.model.proof import compared, worst
 from rearview.model.wording import plural
 
 SHOWN = 30
-"""Most segments, and most refusals, that a notebook shows; if there are more, it shows their number."""
+"""Most segments, and most refusals, that a plan lists in a notebook."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A run for which a question cannot be answered, and the reason."""
+    """A run whose missing values cannot be filled, and the reason."""
 
     run: str
     reason: str
     general_reason: str = ""
-    """The reason without the id of the run, so that it is equal for all runs with the same problem."""
+    """`reason` without the id of the run, so that refusals of several runs with one problem can be shown as one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,27 +48,27 @@ class Insertion:
 
 @dataclass(frozen=True, slots=True)
 class BackfillReport:
-    """The outcome of a backfill."""
+    """The result of a backfill: the outcome of each replay, and the runs that could not be replayed."""
 
     outcomes: list[ReplayOutcome] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
     seconds: float = 0.0
     recorded_seconds: float = 0.0
-    """Seconds that the replayed runs took when they were recorded."""
+    """Seconds that the replayed runs took when they were recorded, all together."""
     elsewhere: int = 0
     """Number of segments that another backfill filled at the same time, wholly or in part."""
     environment_differences: list[str] = field(default_factory=list)
-    """A phrase for each environment variable that the runs read, that has another value now, and that was not restored."""
+    """A phrase for each environment variable that runs read with another value than replays did."""
     names: tuple[str, ...] = ()
-    """The names that the backfill was to fill."""
+    """The names whose values were requested."""
     replaced: tuple[str, ...] = ()
-    """Sentences about statements that failed at one place and were moved to another."""
+    """Sentences about inserted statements that failed at one line and were moved to another line."""
     event_files: tuple[str, ...] = ()
-    """Folders with the event files of values that probes passed to TensorBoard."""
+    """Folders with TensorBoard event files, which contain the values that probes passed to TensorBoard."""
 
     @property
     def unreached(self) -> list[str]:
-        """Runs whose replays were exact but did not execute any statement that logs one of the names."""
+        """Ids of runs with an exact replay in which no statement logged any of `names`, so that no value was filled."""
         if not self.names or self.elsewhere:
             return []
         written: dict[str, int] = {}
@@ -79,24 +79,27 @@ class BackfillReport:
 
     @property
     def written(self) -> int:
-        """Number of new records."""
+        """Number of records that the replays added."""
         return sum(outcome.report.written for outcome in self.outcomes)
 
     @property
     def proved(self) -> bool:
-        """Whether every replay was exact."""
+        """Whether every replay was exact; False if there was no replay."""
         return bool(self.outcomes) and all(outcome.proved for outcome in self.outcomes)
 
     @property
     def speedup(self) -> float | None:
-        """How many times faster the backfill was than running everything again; None if that is unknown."""
+        """Recorded seconds of the replayed runs divided by the seconds of the backfill.
+
+        None if nothing was replayed, or if another backfill did a part of the work.
+        """
         if not self.outcomes or self.elsewhere or self.seconds <= 0:
             return None
         return self.recorded_seconds / self.seconds
 
     @property
     def proof(self) -> str:
-        """One line for the user that says whether the replays were exact."""
+        """A line for the user that says whether all replays were exact or, if not, which run differed and why."""
         if not self.outcomes:
             return "nothing was replayed" + " here" * bool(self.elsewhere)
         decisive = worst(outcome.proof for outcome in self.outcomes)
@@ -113,13 +116,13 @@ class BackfillReport:
 
     @property
     def redone(self) -> list[ReplayOutcome]:
-        """The outcomes of segments that ran twice; the field `redone` of each says why."""
+        """The outcomes of segments that ran twice; `ReplayOutcome.redone` says why."""
         return [outcome for outcome in self.outcomes if outcome.redone]
 
 
 @dataclass(frozen=True, slots=True)
 class MissingCells:
-    """The number of cells without a value.
+    """The number of missing values; a cell is one value of one name at one point of a run.
 
     >>> print(MissingCells(12), MissingCells(12, approximate=True), MissingCells(1, at_least=True), sep="; ")
     12 cells; about 12 cells; at least 1 cell
@@ -127,9 +130,9 @@ class MissingCells:
 
     cells: int
     approximate: bool = False
-    """Whether the number is partly a guess, because inner loops were not counted to the end."""
+    """Whether `cells` is partly a guess, because the run did not count all iterations of an inner loop."""
     at_least: bool = False
-    """Whether there may be more cells, because some of the loops around a statement were never counted."""
+    """Whether there may be more cells, because the run counted no iterations of a loop around a log statement."""
 
     def __str__(self) -> str:
         words = ["at least"] * self.at_least + ["about"] * self.approximate
@@ -143,28 +146,28 @@ class PlanReport:
     plan: Plan
     refusals: list[Refusal] = field(default_factory=list)
     missing: MissingCells = field(default_factory=lambda: MissingCells(0))
-    """The number of cells without a value."""
+    """The number of missing values that the plan fills."""
     changed_inputs: list[str] = field(default_factory=list)
     """A sentence for each input file that changed after runs read it."""
     environment_differences: list[str] = field(default_factory=list)
-    """A phrase for each environment variable that the runs read, that has another value now, and that is not restored."""
+    """A phrase for each environment variable that runs read with another value than replays will."""
     notes: list[str] = field(default_factory=list)
     """Further sentences for the user, such as about renamed files, or why predictions are uncertain."""
     unproved: list[Unproved] = field(default_factory=list)
-    """Names with requested values that exist already and cannot be proved."""
+    """Runs with requested values that earlier replays filled and that can never be proved."""
     explaining: Callable[[], Any] | None = field(default=None, repr=False)
-    """Computes `explained`."""
+    """Function that returns the value of `explained`; None if the plan cannot be explained."""
     insertions: list[Insertion] = field(default_factory=list)
-    """The statements that are inserted into the source of the runs; equal diffs are listed once."""
+    """The statements that are inserted into the source of the runs, as diffs; equal diffs are listed once."""
     prepared: Mapping[str, PreparedRun] = field(default_factory=dict, repr=False)
     """Id of a run -> the prepared run from which the plan was made; needed to run the plan."""
     statements: StatementSources | None = field(default=None, repr=False)
-    """The statements that log the names, and their places in each version."""
+    """The statements that log the requested names, and the lines at which they are inserted in each version."""
     shared: SharedStages = field(default_factory=lambda: SharedStages({}), repr=False)
-    """The parts of the set-up that several segments share, and why other parts are not shared."""
+    """Statements before the main loop that run once for several segments, and why others run once for each segment."""
 
     def _repr_html_(self) -> str:
-        """Return the plan as HTML, for notebooks."""
+        """Return the plan as HTML, which notebooks display."""
         segments = self.plan.segments
         head = (
             f"<p>{escape(str(self.missing))} to fill: {plural(len(segments), 'segment')} of "
@@ -194,8 +197,8 @@ class PlanReport:
 
     @cached_property
     def explained(self) -> Any:
-        """What the plan costs with several numbers of workers, and what would be cheaper (`plan.explain.Explanation`).
+        """Cost of the plan for several numbers of workers, and cheaper questions (a `plan.explain.Explanation`).
 
-        It is computed on first use, because several plans must be made for it.
+        It is computed on first use, because that takes several other plans. None if `explaining` is None.
         """
         return self.explaining() if self.explaining is not None else None

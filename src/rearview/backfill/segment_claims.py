@@ -1,8 +1,8 @@
-"""Claim segments, so that backfills that run at the same time do not fill the same cells twice.
+"""Claim segments, so that backfills that run at the same time do not fill the same values twice.
 
-A replay that has started and not ended is a claim on the cells that it covers, as long as its backfill runs. There
-is no lock. A claim is a line in a file of the run; if two backfills claim a cell at the same moment, the line that
-comes first in the file counts.
+As long as a replay and its backfill run, the replay claims the cells that it will fill. (A cell is a part of a run in
+which a name is logged, see `coverage.Cell`.) There is no lock. A claim is a line in the file `replays.jsonl` of the
+run; if two backfills claim a cell at the same moment, the backfill whose line comes first gets it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rearview.model import ReplayStart, Segment
 from rearview.store.runs import Replay
 
 Cells = Mapping[str, frozenset[Cell]]
-"""Name of logged values -> its cells."""
+"""Logged name -> a set of its cells."""
 _ACTIVE_SECONDS = 0.5
 """Seconds for which the list of active backfills is kept in memory before it is read again."""
 
@@ -35,30 +35,36 @@ class SegmentClaims:
     replays: ReplayJobs
     status: StatusFile
     prepared: Mapping[str, PreparedRun]
-    """The prepared runs by id."""
+    """Id of a run -> the prepared run."""
     segments: Sequence[Segment] = ()
     shared_imports: Collection[LeadingImports] = ()
-    """Leading imports that several segments share."""
+    """Imports at the start of programs that are executed once for several segments."""
     stages: Mapping[str, tuple[SetupStage, ...]] = field(default_factory=dict)
-    """Id of a run -> the parts of its set-up that several segments share."""
+    """Id of a run -> statements before its main loop that are executed once for several segments."""
     planned: dict[str, Segment] = field(default_factory=dict)
-    """Id of a replay -> its segment, if all of the segment was claimed."""
+    """Id of a replay -> its segment, only for replays that claimed all of their segment."""
     _status_when_claimed: dict[Segment, tuple[object, ...] | None] = field(default_factory=dict)
-    """Status of the claims when other backfills had claimed all missing cells of a segment."""
+    """Segment -> value of `_claims_status` when other backfills had claimed all its missing cells. As long as the
+    value does not change, the segment cannot be claimed.
+    """
     _active: tuple[float, frozenset[str]] = (0.0, frozenset())
+    """(monotonic time of reading, ids of the active backfills)."""
 
     def __post_init__(self) -> None:
         self._first_of_run = {segment.run: segment for segment in reversed(self.segments)}
 
     def take(self, segment: Segment) -> Claim:
-        """Claim the part of a segment that no other backfill has filled or claimed, and prepare its replay."""
+        """Claim the part of `segment` that no other backfill has filled or claimed, and prepare a replay of this part.
+
+        If there is no such part, the claim has no task.
+        """
         prepared = self.prepared[segment.run]
         request = prepared.request
         first = self._first_of_run[segment.run] is segment
         segment_cells = _cells_of_segment(request, segment, first=first)
         if not any(segment_cells.values()):
             return Claim(self._task(prepared, request, segment, first=first))
-        # read before the replays: if a claim changes in between, the next call sees it
+        # read the status before the replays: if a claim changes in between, the next call sees another status
         status = self._claims_status(request)
         if status is not None and self._status_when_claimed.get(segment) == status:
             return Claim(None, retry_later=True)
@@ -88,7 +94,7 @@ class SegmentClaims:
         return Claim(task, retry_later=claimed_by_others, filled=helped)
 
     def release(self, segment: Segment, task: Task, why: str) -> None:
-        """Give up the claim of a task, so that any backfill may claim the segment."""
+        """Give up the claim of `task` on `segment`, so that another backfill may claim it; `why` is stored."""
         self.replays.abandon(self.prepared[segment.run].run, task, why)
 
     def _task(
@@ -101,14 +107,14 @@ class SegmentClaims:
             leading.imports if leading is not None and leading in self.shared_imports else None
         )
         stages = self.stages.get(segment.run, ()) if imports is not None else ()
-        # a segment that is not a part of the main loop does not stop before that loop
+        # a set-up that ends before the main loop is only useful for a segment that runs a part of this loop
         stages = tuple(stage for stage in stages if stage.start.statements is not None or file.main)
         return self.replays.prepare(
             request.run, request.version, file, segment, start, imports, stages
         )
 
     def _lost_race(self, request: RunRequest, task: Task, own_cells: Cells) -> bool:
-        """Return True if another backfill claimed some of the cells `own_cells` just before the claim of `task`."""
+        """Return True if another backfill claimed or filled some of `own_cells` just before `task` claimed them."""
         replays = self.replays.runs.replays(request.run.id)
         position = next(k for k, replay in enumerate(replays) if replay.id == task.id)
         filled, claimed = self._cells_of_others(request, replays[:position])
@@ -117,7 +123,7 @@ class SegmentClaims:
     def _cells_of_others(
         self, request: RunRequest, replays: Sequence[Replay]
     ) -> tuple[Cells, Cells]:
-        """Return (cells that any of `replays` has filled, cells that other backfills have claimed)."""
+        """Return (requested cells that `replays` have filled, requested cells that other active backfills claim)."""
         active = active_backfills(self.replays.project) - {self.status.id} if replays else ()
         claims = [
             replace(replay, proved=True)
@@ -127,14 +133,14 @@ class SegmentClaims:
         return _filled(request, replays), _filled(request, claims)
 
     def _is_new(self, prepared: PreparedRun, replay: Replay) -> bool:
-        """Return True if another backfill has run `replay` since the run was prepared."""
+        """Return True if `replay` belongs to another backfill and had not ended when the run was prepared."""
         by_another = replay.start.crew != self.status.id
         return replay.id not in prepared.ended_replays and by_another
 
     def _claims_status(self, request: RunRequest) -> tuple[object, ...] | None:
-        """Return a value that changes when a backfill starts, ends or dies, or claims something; None if no replay exists.
+        """Return a value that changes when a backfill starts, ends or dies, or claims cells of the requested run.
 
-        It is computed much faster than the claims themselves are read.
+        Return None if the run has no replays. Comparing this value is much faster than reading the claims.
         """
         when, active = self._active
         if time.monotonic() - when > _ACTIVE_SECONDS:
@@ -148,7 +154,7 @@ class SegmentClaims:
 
 
 def _cells_of_segment(request: RunRequest, segment: Segment, *, first: bool) -> Cells:
-    """Return the cells that a segment fills."""
+    """Return the requested cells that `segment` fills; `first` says that it is the first segment of its run."""
     start = ReplayStart(
         covered=(segment.first, ALL if segment.last is None else segment.last),
         only=None if segment.only is None else tuple(segment.only),
@@ -161,7 +167,7 @@ def _cells_of_segment(request: RunRequest, segment: Segment, *, first: bool) -> 
 
 
 def _filled(request: RunRequest, replays: Iterable[Replay]) -> Cells:
-    """Return the requested cells that `replays` have filled."""
+    """Return the cells of the requested names that `replays` have filled; replays that do not count are ignored."""
     digest_of = (request.digests or {}).__getitem__
     all_replays = list(replays)
     return {
@@ -173,9 +179,10 @@ def _filled(request: RunRequest, replays: Iterable[Replay]) -> Cells:
 def _reduce(
     request: RunRequest, segment: Segment, segment_cells: Cells, unclaimed: Cells, *, first: bool
 ) -> tuple[RunRequest, Segment, bool]:
-    """Return the request and the segment reduced to the `unclaimed` cells, and whether they include `head`.
+    """Return (`request`, `segment`, `first`) reduced to the `unclaimed` ones of the cells `segment_cells`.
 
-    They may have fewer names, fewer iterations, and no values from before or after the loop.
+    The reduced segment may fill fewer names, run fewer iterations, and leave out values from before the main loop
+    (`first` is then False) or after it.
     """
     names = tuple(name for name in request.names if unclaimed[name])
     probes = tuple(dict.fromkeys(probe for name in names for probe in request.probes.of(name)))

@@ -1,12 +1,13 @@
-"""Find the parts of the set-up that several segments of a backfill can share, so that each part runs only once.
+"""Find the statements before the main loop that several segments of a backfill can share, so that they run only once.
 
-Segments of different runs share the first statements of their scripts, up to the first statement that differs. Segments
-of one run share all statements before the main loop. That a set-up cannot be shared, or only in part, may show only when
-it runs (`runtime/replay/setup_process.py`); the obstacle is stored for `--explain` and for the next backfill.
+The *set-up* of a run are all statements before its main loop. Segments of different runs share the first statements of
+their scripts, up to the first statement that differs; segments of one run share the whole set-up. A process runs the
+shared statements and is then forked for each segment. Sometimes this process finds out that it cannot share a
+statement (`runtime/replay/setup_process.py`). The reason, an *obstacle*, is stored for `--explain` and for the next
+backfill.
 
-The first part are imports, because importing a library such as torch takes seconds. One process executes the leading
-imports of several replays (`leading_imports`) and is then forked for each replay. These are only imports that come
-before anything else that the program does, of libraries that are known to work after a fork.
+The *leading imports* of a program are shared first, because importing a library such as torch takes seconds. They are
+the imports with which the program begins, and only of libraries that are known to work after a fork.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ from rearview.source.loops import MODULE, loop_ids
 from rearview.store.create_files import make_folder, publish
 
 WORTH_SHARING = 0.3
-"""Least seconds of a set-up, without imports of libraries, for which it is worth sharing."""
+"""Least seconds of the statements before the main loop, without the leading imports, for which they are shared."""
 _FILE = "shared-setup.json"
 _MOST_OBSTACLES = 200
-"""Number of obstacles that are stored; the oldest are removed."""
+"""Most obstacles that are stored; if there are more, the oldest are removed."""
 
 LIBRARIES = frozenset(
     {
@@ -48,7 +49,7 @@ LIBRARIES = frozenset(
         *("transformers", "tokenizers", "tqdm", "yaml"),
     }
 )
-"""Installed libraries that a process may import before it is forked."""
+"""Libraries that still work in a forked process if they were imported before the fork."""
 _LAZY = {
     "torch": (
         b"optim",
@@ -56,13 +57,13 @@ _LAZY = {
         "import torch._dynamo",
     )
 }
-"""Library -> (a word in the source that shows that the library will import another module when it is used, words that
-show that the program may change the effect of this import, the import).
+"""Library -> (word, changes, import statement). If the program's source contains `word`, the library will execute the
+import statement when it is first used. If the source contains one of `changes`, the program may change what it does.
 """
 _IMPORTED_BY_US = "rearview"
-"""A library that every replay has imported before the program begins."""
+"""The library that every replay has imported before the program begins."""
 _MAX_FILES = 8
-"""Most files of the project that are read to follow imports from one to the next."""
+"""Most files of the project that are read to find leading imports in modules that the script imports."""
 
 
 def leading_imports(
@@ -72,12 +73,12 @@ def leading_imports(
     module: bool = False,
     ran: Collection[str] | None = None,
 ) -> tuple[str, ...]:
-    r"""Return the imports of installed libraries with which a program begins.
+    r"""Return the import statements of `LIBRARIES` with which a program begins.
 
-    `entry` is the path of the script among `files`, or the name of the module if `module`; `ran` are the paths of the
-    files that the run executed, if that is known. The program has executed nothing before these imports, so executing
-    them earlier changes nothing. They end before the first import of a library that may not work after a fork, and
-    before any statement that could change the meaning of an import.
+    `files` is path -> content. `entry` is the path of the script in `files`, or the name of the module if `module`;
+    `ran` are the paths of the files that the run executed, or None if that is unknown. The imports end before the
+    first import of a library that may not work after a fork, and before the first statement that has an effect. So the
+    program has done nothing before these imports, and executing them earlier changes nothing.
 
     >>> text = b"'''Train.'''\nimport os, torch\nfrom torch import nn\nRATE = 0.1\nimport jax, numpy"
     >>> leading_imports({"train.py": text}, "train.py")
@@ -98,9 +99,10 @@ def leading_imports(
 
 
 def _lazy_imports(statements: Collection[str], texts: Collection[bytes]) -> Iterator[str]:
-    """Yield the imports that the imported libraries will do when they are first used.
+    """Yield the import statements that libraries will execute when they are first used (`_LAZY`).
 
-    An import is left out if the program may change its effect before that.
+    `statements` are the imports of the program, `texts` its files. An import is left out if the program may change
+    what the import does.
     """
     libraries = {statement.split()[1].partition(".")[0] for statement in statements}
     for library, (use, changes, statement) in _LAZY.items():
@@ -110,16 +112,16 @@ def _lazy_imports(statements: Collection[str], texts: Collection[bytes]) -> Iter
 
 
 class _ImportReader:
-    """Reads the leading imports from the files of one version."""
+    """Reads the imports with which files of a version begin, and follows imports of the project's own modules."""
 
     def __init__(self, files: Mapping[str, bytes], search: str) -> None:
         self._files = files
         self._search = search
-        """Folder in which the program looks for modules of the project."""
+        """Folder in which the program looks for modules of the project, relative to the project."""
         self._read_paths: set[str] = set()
 
     def packages(self, name: str) -> Iterator[str]:
-        """Yield the files that Python executes to import the module `name` of the project, in order."""
+        """Yield the paths of the files that Python executes to import the module `name` of the project, in order."""
         parts = name.split(".")
         for count in range(1, len(parts)):
             init = self._path(*parts[:count], "__init__.py")
@@ -132,7 +134,10 @@ class _ImportReader:
                 return
 
     def read(self, path: str) -> tuple[list[str], bool]:
-        """Return (leading imports of a file, True if the file contains nothing else)."""
+        """Return (leading imports of the file `path`, whether the file contains nothing else).
+
+        If the file has been read before, return no imports and False.
+        """
         if (
             path in self._read_paths
             or len(self._read_paths) >= _MAX_FILES
@@ -155,7 +160,7 @@ class _ImportReader:
         return statements, True
 
     def _follow(self, name: str) -> list[str]:
-        """Return the leading imports of the module `name` of the project, which is imported next."""
+        """Return the leading imports of the files that Python executes to import the module `name` of the project."""
         statements: list[str] = []
         for path in self.packages(name):
             imports, only_imports = self.read(path)
@@ -165,7 +170,7 @@ class _ImportReader:
         return statements
 
     def _is_own(self, name: str) -> bool:
-        """Return True if the project has a module `name`, which Python would find before a library."""
+        """Return True if the project has a module or package `name`; Python imports it and not a library `name`."""
         folder = self._path(name) + "/"
         return self._path(f"{name}.py") in self._files or any(
             path.startswith(folder) for path in self._files
@@ -179,7 +184,8 @@ class _ImportReader:
 def _first_imports(text: bytes) -> tuple[str | None, ...]:
     """Return the import statements with which a file begins, and None as the last item if other code follows.
 
-    Assignments of constants between the imports are skipped.
+    Docstrings and assignments of constants between the imports are skipped. Each imported module has its own
+    statement.
     """
     try:
         body = ast.parse(text).body
@@ -218,17 +224,18 @@ class LeadingImports:
 
     imports: tuple[str, ...] = ()
     hash_seed: str = ""
-    """The seed of Python's hashes."""
+    """Value of PYTHONHASHSEED."""
     threads: tuple[tuple[str, str], ...] = ()
-    """Environment variables that set the number of threads, with their values."""
+    """(name, value) of each environment variable that sets the number of threads."""
 
 
 def leading_imports_of(
     run: Run, files: Mapping[str, bytes], recorded_root: str
 ) -> LeadingImports | None:
-    """Return the leading imports of replays of a run that execute `files`; None if they cannot be shared.
+    """Return the leading imports of replays of `run`, or None if the replays cannot share them.
 
-    `recorded_root` is the folder of the project at the time when the run was recorded.
+    `files` (path -> content) is the version that the replays execute; `recorded_root` is the folder that the project
+    had when the run was recorded.
     """
     facts = run.facts
     if not facts.watched or is_notebook(facts.target or ""):
@@ -240,7 +247,7 @@ def leading_imports_of(
 
 
 def import_seconds(run: Run, leading: LeadingImports) -> float:
-    """Return how many seconds the run spent on its leading imports."""
+    """Return how many seconds the recorded run spent on the imports in `leading`."""
     modules = [f"{statement.split()[1]}." for statement in leading.imports]
     seconds = run.end.imports
     return sum(
@@ -251,7 +258,7 @@ def import_seconds(run: Run, leading: LeadingImports) -> float:
 
 
 def runs_with_earlier_imports(leading_by_run: Mapping[str, LeadingImports | None]) -> set[str]:
-    """Return the runs whose leading imports are equal to those of an earlier run in the mapping.
+    """Return the ids of the runs whose leading imports are equal to those of an earlier run in `leading_by_run`.
 
     >>> torch, numpy = LeadingImports(("import torch",)), LeadingImports(("import numpy",))
     >>> runs_with_earlier_imports({"a": torch, "b": None, "c": torch, "d": numpy})
@@ -272,17 +279,18 @@ class SetupText:
     """Hashes of the statements of a script before its main loop."""
 
     prefixes: tuple[str, ...] = ()
-    """Item k is a hash of the first k statements and of what is known to affect them before they run: arguments,
-    working folder, modules of the project. Runs in which item k is equal can share the first k statements.
+    """Item k is a hash of the first k statements, and of inputs that are known before they run: arguments, working
+    folder, modules of the project. Runs in which item k is equal can share the first k statements.
     """
     cheap_statements: int = 0
-    """Number of statements at the beginning that only import, define functions or assign constants."""
+    """Number of first statements that only import libraries, define functions or assign constants."""
 
 
 def setup_text(run: Run, files: Mapping[str, bytes], recorded_root: str) -> SetupText:
-    """Return the hashes of the set-up of a run whose replays execute `files`.
+    """Return the hashes of the set-up of `run`; empty if the run did not execute a script in `files`.
 
-    `recorded_root` is the folder of the project at the time when the run was recorded.
+    `files` (path -> content) is the version that replays execute; `recorded_root` is the folder that the project had
+    when the run was recorded.
     """
     facts = run.facts
     script = script_of(run, recorded_root)
@@ -322,7 +330,10 @@ def _digest(*parts: object) -> str:
 
 @lru_cache(maxsize=256)
 def _statements(data: bytes, main: str, path: str) -> tuple[str, ...]:
-    """Return the top-level statements of a script before the statement that contains the loop `main`."""
+    """Return the text of each top-level statement of a script before the statement that contains the loop `main`.
+
+    If that loop is in a function or in another file, return all top-level statements.
+    """
     try:
         tree = ast.parse(data)
     except (SyntaxError, ValueError):
@@ -341,7 +352,7 @@ def _statements(data: bytes, main: str, path: str) -> tuple[str, ...]:
 
 
 class RunSetup(Protocol):
-    """A run that is to be replayed, as far as its set-up is concerned (`prepare_run.PreparedRun`)."""
+    """Protocol of a run to be replayed, with the facts about its set-up; `prepare_run.PreparedRun` implements it."""
 
     @property
     def request(self) -> RunRequest:
@@ -357,17 +368,17 @@ class RunSetup(Protocol):
 
     @property
     def setup_seconds(self) -> float:
-        """Seconds of the set-up without the leading imports."""
+        """Seconds of the statements before the main loop, without the leading imports."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedStages:
-    """The parts of set-ups that the segments of a plan share."""
+    """The stages that the segments of a plan share: consecutive statements before the main loop (`SetupStage`)."""
 
     stages: Mapping[str, tuple[SetupStage, ...]]
-    """Id of a run -> the shared parts of its set-up, in their order."""
+    """Id of a run -> the shared stages of its set-up, in the order of execution."""
     sentences: tuple[str, ...] = ()
-    """Sentences for the user on what is shared, and why other parts are not."""
+    """Sentences for the user: which set-ups are shared, and why others are not."""
 
 
 def shared_stages(
@@ -375,9 +386,9 @@ def shared_stages(
     segments: Sequence[Segment],
     obstacles: Mapping[str, SharingObstacle],
 ) -> SharedStages:
-    """Return which parts of the set-up the segments of a plan share.
+    """Return the stages of the set-up that the `segments` of a plan share.
 
-    `obstacles` are those that stopped the sharing in earlier backfills, by the key of the part.
+    `obstacles` is key of a stage -> obstacle that stopped its sharing in an earlier backfill.
     """
     counts = Counter(segment.run for segment in segments)
     worth = {
@@ -432,10 +443,9 @@ def _runs(runs: Sequence[str]) -> str:
 
 
 def _common_depths(texts: Mapping[str, SetupText]) -> dict[str, list[int]]:
-    """Return id of a run -> how many of its first statements it shares with other runs.
+    """Return id of a run -> numbers k: it shares its first k statements with more runs than its first k + 1.
 
-    There is a number for each group of runs with which it shares: it may share many statements with a few runs, and
-    fewer with more runs.
+    The numbers rise. Numbers that only count `cheap_statements` are left out.
     """
     holders = Counter(prefix for text in texts.values() for prefix in text.prefixes)
     depths: dict[str, list[int]] = {}
@@ -451,7 +461,7 @@ def _common_depths(texts: Mapping[str, SetupText]) -> dict[str, list[int]]:
 
 
 def _loops_of(prepared: RunSetup) -> tuple[str, ...]:
-    """Return the loops before which a shared set-up ends: the main loop, and the outermost loops around probes."""
+    """Return the ids of loops before which a shared set-up ends: the main loop, and outermost loops around probes."""
     request = prepared.request
     chains = [
         chain for probe in request.requested for chain in (*probe.paths, *probe.feeding_paths)
@@ -461,7 +471,7 @@ def _loops_of(prepared: RunSetup) -> tuple[str, ...]:
 
 
 def _is_divided(prepared: RunSetup, segments: Sequence[Segment]) -> bool:
-    """Return True if all segments of a run are parts of its main loop."""
+    """Return True if each of the `segments` of the run runs a part of its main loop, and none is a rerun."""
     request = prepared.request
     run_segments = [segment for segment in segments if segment.run == request.run.id]
     return request.main_entered_once and all(
@@ -470,15 +480,18 @@ def _is_divided(prepared: RunSetup, segments: Sequence[Segment]) -> bool:
 
 
 class SharingObstacle(msgspec.Struct, frozen=True):
-    """The reason why a part of a set-up was not shared, or not to its end."""
+    """The reason why a stage (statements before the main loop) was not shared, or not to its end."""
 
     text: str
     usable: bool = True
-    """Whether the statements before the obstacle can be shared."""
+    """Whether the statements of the stage before the obstacle can be shared."""
 
 
 def read_obstacles(cache: Path) -> dict[str, SharingObstacle]:
-    """Return key of a part of a set-up -> the obstacle that stopped its sharing in an earlier backfill."""
+    """Return key of a stage of a set-up -> obstacle that stopped its sharing in an earlier backfill.
+
+    Return an empty dictionary if none are stored in the folder `cache`.
+    """
     try:
         data = (cache / _FILE).read_bytes()
         return msgspec.json.decode(data, type=dict[str, SharingObstacle])
@@ -487,9 +500,9 @@ def read_obstacles(cache: Path) -> dict[str, SharingObstacle]:
 
 
 def save_obstacles(cache: Path, reasons: Mapping[str, tuple[str, bool]]) -> None:
-    """Store why parts of set-ups were not shared; `reasons` is key -> (text, usable).
+    """Store why stages of set-ups were not shared; `reasons` is key of a stage -> (text, usable) of `SharingObstacle`.
 
-    If the folder cannot be written, the next backfill meets these obstacles again.
+    If the folder `cache` cannot be written, nothing is stored, and the next backfill meets these obstacles again.
     """
     if not reasons:
         return

@@ -1,1 +1,1 @@
-"""Segments started somewhere: processes of this machine, or of a Ray cluster."""
+"""Run the segments of a plan, as processes of this machine or on a Ray cluster."""

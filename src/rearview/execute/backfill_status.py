@@ -1,8 +1,9 @@
 """Publish the progress of a running backfill: its status file, and events for the terminal that runs it.
 
 A backfill publishes its status in `.rearview/backfills/<id>.json`. Any terminal that sees the store may write to
-`<id>.workers` how many workers the backfill should use. The process that runs the backfill also passes an `Event` to a
-listener whenever something happens. The records that a replay has written show its progress (`RecordTail`).
+`<id>.workers` how many workers the backfill should use. For each change, the process that runs the backfill also
+passes an `Event` to a function of the command line. `RecordTail` reads how far a replay is from the records that it
+writes.
 """
 
 from __future__ import annotations
@@ -25,20 +26,21 @@ from rearview.store.project import Project
 READ_EVERY = 0.5
 """Seconds between reads of the requested number of workers."""
 HEARTBEAT = 5.0
-"""Seconds between updates of an unchanged status file."""
+"""Seconds after which a status file is written again if no count has changed."""
 SILENT = 60.0
-"""Seconds without an update after which other backfills ignore the claims of a backfill."""
+"""If a backfill has not updated its status file for this many seconds, other backfills ignore its claims."""
 FORMAT = 1
 """Number of the format of status files."""
 
 
 class BackfillStatus(msgspec.Struct, frozen=True):
-    """The status of a running backfill, as its status file says."""
+    """The status of a running backfill: the content of its status file."""
 
     id: str
     names: tuple[str, ...]
-    """The names that the backfill fills."""
+    """Names whose values the backfill fills."""
     started: float
+    """Unix time of the start of the backfill."""
     workers: int
     """Number of segments that may run at once."""
     busy: int
@@ -52,18 +54,18 @@ class BackfillStatus(msgspec.Struct, frozen=True):
     on: str = "local"
     """The executor: `local` or `ray`."""
     process: dict[str, Any] = {}
-    """What identifies the process that runs the backfill."""
+    """Facts that identify the process that runs the backfill (`store.machine.process_identity`)."""
     heartbeat: float = HEARTBEAT
     format: int = FORMAT
 
 
 def folder_of(project: Project) -> Path:
-    """Return the folder with the status files of backfills."""
+    """Return the folder in the store of `project` that contains the status files of backfills."""
     return project.store / "backfills"
 
 
 def running_backfills(project: Project) -> list[BackfillStatus]:
-    """Return the backfills that are running, oldest first; remove the files of backfills that were killed."""
+    """Return the status of each running backfill, oldest first; remove the files of backfills that were killed."""
     running = []
     for file in sorted(folder_of(project).glob("*.json")):
         try:
@@ -78,7 +80,7 @@ def running_backfills(project: Project) -> list[BackfillStatus]:
 
 
 def active_backfills(project: Project) -> frozenset[str]:
-    """Return the ids of the running backfills, without those that are suspended."""
+    """Return the ids of the running backfills that updated their status within the last `SILENT` seconds."""
     active = set()
     for status in running_backfills(project):
         with contextlib.suppress(OSError):
@@ -89,7 +91,7 @@ def active_backfills(project: Project) -> frozenset[str]:
 
 
 def request_workers(project: Project, backfill: str, workers: int) -> None:
-    """Tell a running backfill how many workers to use from now on."""
+    """Request that the running backfill with the id `backfill` uses `workers` workers from now on."""
     publish(folder_of(project) / f"{backfill}.workers", b"%d\n" % workers, durable=False)
 
 
@@ -112,9 +114,9 @@ class StatusFile:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[StatusFile]:
-        """Publish the status as long as the body runs.
+        """Publish the status before the body of the `with` statement runs, and remove the status file after it.
 
-        It is published at once, because the claims of a backfill count only if it has a status file.
+        Other backfills respect the claims of a backfill only if it has a status file.
         """
         self.update(workers=0, busy=0, segments=0, ended=0, seconds_left=None)
         try:
@@ -123,7 +125,7 @@ class StatusFile:
             _remove(self._file)
 
     def requested_workers(self) -> int | None:
-        """Return the number of workers that another terminal has requested, or None if none has."""
+        """Return the number of workers that another terminal has requested last, or None if none was requested."""
         now = time.monotonic()
         if now - self._last_read >= READ_EVERY:
             self._last_read = now
@@ -134,7 +136,7 @@ class StatusFile:
     def update(
         self, *, workers: int, busy: int, segments: int, ended: int, seconds_left: float | None
     ) -> None:
-        """Publish the status: at once if a count has changed, else every few seconds."""
+        """Publish the status if `workers`, `busy` or `ended` has changed, or if `HEARTBEAT` seconds have passed."""
         now, counts = time.monotonic(), (workers, busy, ended)
         if counts == self._last_counts and now - self._last_write < HEARTBEAT:
             return
@@ -165,34 +167,34 @@ def _remove(file: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SegmentProgress:
-    """The progress of one running segment."""
+    """The progress of one running segment; `worker` and `segment` are numbers from 0."""
 
     worker: int
     segment: int
     run: str
     fraction: float
-    """Fraction of the segment that is done. It is computed from the records of the replay, or predicted if there are
-    none yet. It never decreases, not even if the segment runs again.
+    """Fraction of the segment that is done, from 0 to 1. It is computed from the records of the replay, or from the
+    prediction before the first record. It never decreases, not even if the segment runs again.
     """
     spent: float
     """Seconds since the segment started."""
     predicted: float
-    """Seconds to the end of the segment according to the plan."""
+    """Remaining seconds of the segment according to the plan."""
     seconds_left: float
-    """Seconds to the end of the segment according to its real speed."""
+    """Remaining seconds of the segment, estimated from its real speed (`Eta`)."""
     rows: int = 0
     """Number of records that the segment has written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened to a segment of a running backfill."""
+    """A change of a running backfill or of one of its segments, for the display of progress."""
 
     kind: str
-    """`started`; `progress`, several times a second; `rows` if there are new records; at the end `proved`, `failed`, or
-    `filled` (by another backfill). Further `again`, if the segment differed or could not be restored, and runs again
-    from the start of the run; `lost` if its process was killed; `returned` if its worker was taken away; `workers` if
-    the number of workers has changed.
+    """Of a segment: `started`; `rows` (it has new records); at its end `proved` (exact), `failed`, or `filled`
+    (another backfill filled it); `again` (the replay may be wrong, so it is repeated from the start of the run);
+    `lost` (its process was killed); `returned` (it was stopped because there are fewer workers). Of the backfill:
+    `progress` (several times a second) and `workers` (their number has changed).
     """
     segment: int
     """Number of the segment in the plan."""
@@ -200,18 +202,19 @@ class Event:
     """Number of all segments."""
     run: str
     fraction: float = 0.0
-    """Fraction of all predicted seconds that is done; it never decreases from one event to the next."""
+    """Fraction of the predicted seconds of all segments that is done; it never decreases from one event to the next."""
     seconds: float = 0.0
-    """Predicted seconds when a segment starts; real seconds when it has ended."""
+    """Predicted seconds of the segment for the kind `started`; its real seconds for `proved`, `failed` and `again`."""
     seconds_left: float | None = None
-    """Predicted seconds until all segments have ended."""
+    """Predicted seconds until all segments have ended, for the kind `progress`."""
     message: str = ""
+    """Reason for `failed`, `again` and `lost`, in words."""
     worker: int | None = None
-    """Number of the worker that runs the segment."""
+    """Number of the worker that runs the segment; None if no worker runs it."""
     rows: int = 0
     """Number of records that the segment has written."""
     workers: int = 0
-    """Number of workers."""
+    """Number of segments that may run at once."""
     under_way: tuple[SegmentProgress, ...] = ()
     """The progress of each running segment, if the kind is `progress`."""
     claimed_elsewhere: int = 0
@@ -225,9 +228,9 @@ ENDED = frozenset({"proved", "failed", "filled"})
 
 
 _LEAST_LEFT = 0.1
-"""Least seconds that a running segment still needs, as a fraction of the seconds since it started."""
+"""Before the first record, the remaining seconds of a segment are at least this fraction of the seconds it has run."""
 _MAX_READ = 1 << 20
-"""Bytes that are read at once."""
+"""Most bytes of a record file that are read in one call."""
 
 
 class _FileHead(msgspec.Struct):
@@ -250,15 +253,15 @@ class RecordTail:
     iterations: Sequence[int] = ()
     """Iterations of `loop` that the replay runs, in order."""
     rows: int = 0
-    """Number of lines that the replay has written, one for each log call."""
+    """Number of record lines of the replay that were read; each log call writes one line."""
     reached: float | None = None
-    """Fraction of `iterations` up to the last record, or None before the first record."""
+    """Fraction of `iterations` up to the last record that was read, or None before the first record."""
     _other_files: set[str] = field(default_factory=set)
     _files: dict[str, int] = field(default_factory=dict)
     """Name of a record file of the replay -> number of bytes that were read."""
 
     def read(self) -> bool:
-        """Read the new records; return True if there are any."""
+        """Read the records that the replay has written since the last call; return True if there are any."""
         rows_before = self.rows
         with contextlib.suppress(OSError):
             self._find_files()
@@ -317,16 +320,16 @@ class Eta:
     predicted: float
     started: float
     _first: tuple[float, float] | None = None
-    """(time of the first record, fraction that it reached); the set-up of the segment was before that."""
+    """(time of the first record, fraction that it reached). The speed is measured from this record on."""
 
     def seconds_left(self, now: float, reached: float | None, slowdown: float = 1.0) -> float:
-        """Return the estimated seconds to the end of the segment.
+        """Return the estimated seconds from the time `now` to the end of the segment.
 
-        `reached` is the fraction of its iterations up to the last record, and `slowdown` how many real seconds other
-        segments took per predicted second.
+        `reached` is the fraction of its iterations up to the last record, or None if there is no record. `slowdown` is
+        the number of real seconds per predicted second in the segments that have ended.
         """
         spent = now - self.started
-        # a segment that takes longer than predicted has not ended yet
+        # the segment is still running, so some seconds remain even if it takes longer than predicted
         by_plan = max(_LEAST_LEFT * spent, self.predicted * slowdown - spent)
         if reached is None:
             return by_plan

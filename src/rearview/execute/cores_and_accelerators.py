@@ -1,8 +1,8 @@
-"""Choose the cores and the accelerators of this machine for a task, by its slot.
+"""Choose the cores and the accelerators of this machine for a task; tasks that run at once have different *slots*.
 
 A replay must compute with as many threads as the run did, because results depend on the number of threads. Some
 libraries start one thread for each core that they may use. A process is therefore pinned to cores only if the run set
-its number of threads and loaded no such library.
+its number of threads and loaded none of these libraries.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _CPUS = Path("/sys/devices/system/cpu")
 
 
 def threads_of(variables: Mapping[str, str], loaded: Collection[str] = ()) -> int | None:
-    """Return how many threads a run was set to use, or None if a library may use another number.
+    """Return how many threads a run was set to use, or None if that is not certain.
 
-    `variables` are the run's environment variables that set thread counts; `loaded` names the libraries
-    that the run had loaded.
+    `variables` are the run's environment variables that set thread counts. It is not certain if they differ or lack
+    OMP_NUM_THREADS, or if one of the libraries that the run `loaded` ignores them.
 
     >>> threads_of({"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}, ["torch"])
     2
@@ -48,7 +48,7 @@ def threads_of(variables: Mapping[str, str], loaded: Collection[str] = ()) -> in
 
 
 def visible_accelerators(hardware: Mapping[str, Any]) -> int:
-    """Return how many accelerators a run could use; `hardware` is what the run recorded of its machine.
+    """Return how many accelerators a run could use; `hardware` are the facts that the run recorded about its machine.
 
     >>> visible_accelerators({"gpus": ["A", "A"], "visible": None})
     2
@@ -62,9 +62,9 @@ def visible_accelerators(hardware: Mapping[str, Any]) -> int:
 
 
 def cores_of_slot(slot: int, threads: int, cores: Sequence[Sequence[int]]) -> frozenset[int]:
-    """Return the processors of `threads` whole cores for a slot; slots share cores only if there are too few.
+    """Return the processors of the `threads` cores that belong to `slot`; two slots share cores if there are too few.
 
-    `cores` lists the processors of each core. Return an empty set if there are fewer than `threads` cores.
+    Item i of `cores` lists the processors of core i. Return an empty set if there are fewer than `threads` cores.
 
     >>> cores = [[0, 4], [1, 5], [2, 6], [3, 7]]
     >>> sorted(cores_of_slot(1, 2, cores)), sorted(cores_of_slot(2, 2, cores))
@@ -80,9 +80,10 @@ def cores_of_slot(slot: int, threads: int, cores: Sequence[Sequence[int]]) -> fr
 
 
 def accelerators_of_slot(slot: int, count: int, available: Sequence[str]) -> str | None:
-    """Return a value of CUDA_VISIBLE_DEVICES for a slot, with `count` of the `available` devices.
+    """Return the value of CUDA_VISIBLE_DEVICES with the `count` devices of `available` that belong to `slot`.
 
-    `count` is how many accelerators the run could use. Return None if the variable need not change.
+    `count` is how many accelerators the run could use. Return None if the variable need not be set, because the
+    devices are too few for two slots.
 
     >>> accelerators_of_slot(1, 1, "0123"), accelerators_of_slot(1, 2, "0123")
     ('1', '2,3')
@@ -113,7 +114,10 @@ def cores() -> list[list[int]]:
 
 
 def accelerators(environment: Mapping[str, str]) -> list[str]:
-    """Return the accelerators that `environment` makes visible; an empty list if their models differ."""
+    """Return the ids of the accelerators that a process with this `environment` sees.
+
+    Return an empty list if the accelerators of this machine are of several models.
+    """
     models = gpus()
     if len(set(models)) > 1:
         return []
@@ -124,7 +128,7 @@ def accelerators(environment: Mapping[str, str]) -> list[str]:
 
 
 def environment_of(task: Task, slot: int) -> dict[str, str]:
-    """Return the environment of a task, changed so that it names the accelerators of the slot if the run used any."""
+    """Return the environment of `task`; if the run could use accelerators, it selects the accelerators of `slot`."""
     if not task.accelerators:
         return task.environment
     available = accelerators(task.environment)
@@ -133,17 +137,17 @@ def environment_of(task: Task, slot: int) -> dict[str, str]:
 
 
 def cores_for(task: Task, slot: int) -> frozenset[int]:
-    """Return the processors to which a task on a slot is pinned; an empty set if the task is not pinned."""
+    """Return the processors to which `task` is pinned on `slot`, or an empty set if the task is not pinned."""
     if task.threads is None or not hasattr(os, "sched_setaffinity"):
         return frozenset()
     return cores_of_slot(slot, task.threads, cores())
 
 
 def pin(pid: int, task: Task, slot: int) -> frozenset[int]:
-    """Pin a new process to the cores of its slot, and return their processors.
+    """Pin the new process `pid` to the cores of its slot, and return their processors.
 
-    The threads of the process do not exist yet and will inherit the setting. If the process has already ended,
-    return an empty set.
+    Threads that the process starts later inherit the setting. Return an empty set if it is not pinned, for example
+    because it has already ended.
     """
     processors = cores_for(task, slot)
     if processors:

@@ -1,6 +1,6 @@
 """The protocols `Executor` and `Job`, and the `Task` that an executor starts, on this machine or on another one.
 
-A task is a command line with a segment file, so that a person can also start it by hand (`by_hand`).
+A task is a command line with a segment file. For debugging, a person can start it in a shell (`by_hand`).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from rearview.model.process_messages import SetupStart
 
 @dataclass(frozen=True, slots=True)
 class SetupStage:
-    """A part of the set-up that several tasks share: it runs once, and each task continues from its end."""
+    """Statements of a script before its main loop that run once for several tasks, in a process that is then forked."""
 
     key: str
-    """Equal for tasks that share this part and everything before it."""
+    """Text that is equal for tasks that can share these statements and all statements before them."""
     start: SetupStart
-    """Message to the process that runs this part: where the part ends."""
+    """Message to the process that runs the statements: it says where they end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,31 +34,33 @@ class Task:
     folder: Path
     """Working folder."""
     log: Path
-    """File for the output of the process."""
+    """File that gets everything that the process prints."""
     report: Path
-    """File that the process publishes when it has finished."""
+    """File that the process writes when it has finished: a `ReplayReport`."""
     seconds: float = 0.0
     """Predicted seconds of the task."""
     threads: int | None = None
-    """Threads that the run was set to use; None if the task may use every core."""
+    """Number of threads that the run was set to use, for pinning to cores; None if the task may use every core."""
     accelerators: int = 0
     """Number of accelerators that the run could use when it was recorded."""
     imports: tuple[str, ...] | None = None
     """Import statements with which the program begins. An executor may execute them once for all tasks with equal
-    imports. None if the task must start alone.
+    imports, and then fork these tasks. None if the task must be started as a new process.
     """
     stages: tuple[SetupStage, ...] = ()
-    """Parts of the set-up that this task shares with other tasks, in order. An executor may run each part once, in the
-    process of a task that `shared_setup` returns.
+    """Groups of statements before the main loop that this task shares with other tasks, in the order of execution. An
+    executor may run each group once, in the process of a task that `shared_setup` returns.
     """
     shared_setup: Callable[[], Task] | None = None
-    """Returns a task that runs only the set-up, in a separate folder; other tasks are then forked from its process."""
+    """Function that returns a task for the statements before the main loop, in a folder of its own. The process of that
+    task is forked for each task that shares the statements.
+    """
     module_folder: Path | None = None
-    """Folder in which the program looks for modules of the project; None means the working folder."""
+    """Folder in which the program looks for its own modules (`sys.path[0]`); None means the working folder."""
 
 
 class Job(Protocol):
-    """A started task."""
+    """A task that an executor has started."""
 
     task: Task
 
@@ -67,12 +69,12 @@ class Job(Protocol):
         ...
 
     def stop(self) -> None:
-        """Kill the task at once."""
+        """Kill the processes of the task at once."""
         ...
 
 
 class Executor(Protocol):
-    """Starts tasks, several at once."""
+    """Starts tasks, up to `slots` at once; a slot is a number from 0 that chooses cores and accelerators for a task."""
 
     @property
     def slots(self) -> int:
@@ -80,11 +82,11 @@ class Executor(Protocol):
         ...
 
     def resize(self, slots: int) -> None:
-        """Set the number of slots, at most as many as the machines have; running tasks continue."""
+        """Change the number of slots; running tasks continue."""
         ...
 
     def start(self, task: Task, slot: int) -> Job:
-        """Start a task on a free slot."""
+        """Start `task` on the free slot number `slot`, and return the job."""
         ...
 
     def close(self) -> None:
@@ -93,6 +95,6 @@ class Executor(Protocol):
 
 
 def by_hand(task: Task) -> Sequence[str]:
-    """Return the shell words with which a person can start `task`, for debugging."""
+    """Return the words of the shell command with which a person can start `task`, for debugging."""
     variables = [f"{key}={value}" for key, value in task.environment.items() if "REARVIEW" in key]
     return ["env", "-C", str(task.folder), *variables, *task.command]

@@ -1,10 +1,10 @@
 """The executor that runs segments as processes of this machine.
 
-Each process runs on the cores and accelerators of its slot (`cores_and_accelerators`). Segments that share their leading
-imports are forked from a *fork server*, a process that has executed these imports (`runtime/replay/fork_server.py`).
-A `ForkServerClient` starts a fork server and sends requests to it. Segments that share more of their set-up are forked
-from a *set-up process*, which has also run that part (`runtime/replay/setup_process.py`) and is itself forked from the
-fork server; its client is a `SetupServerClient`.
+Each process runs on the cores and accelerators of its slot (`cores_and_accelerators`). Segments whose programs begin
+with the same imports are forked from a *fork server*, a process that has executed these imports
+(`runtime/replay/fork_server.py`). A `ForkServerClient` starts a fork server and sends requests to it. Segments that
+also share the statements after the imports are forked from a *set-up process*, which has run these statements
+(`runtime/replay/setup_process.py`) and is itself forked from the fork server; its client is a `SetupServerClient`.
 """
 
 from __future__ import annotations
@@ -42,19 +42,21 @@ MAX_FORK_SERVERS = 4
 MAX_SETUPS = 8
 """Most set-up processes that run at the same time."""
 MAX_PER_STAGE = 3
-"""Most set-up processes for one part of a set-up; one is not enough if runs found different files."""
+"""Most set-up processes that run the same statements. One is not enough if the runs found different files there."""
 
 FORK_SERVER_SUPPORTED = sys.platform == "linux" and hasattr(os, "pidfd_open")
-"""Whether this system reports the end of a process that is not a child of this process."""
+"""Whether fork servers can be used: this system must report the end of processes that are not children of this one."""
 _IMPORT_TIMEOUT = 300.0
 """Seconds within which a fork server must have finished its imports."""
 _ANSWER_TIMEOUT = 30.0
 """Seconds within which a fork server must answer a request."""
 _BINDING_VARIABLES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
-"""Variables with which libraries bind threads to cores when they are loaded, so that later pinning has no effect."""
+"""Environment variables by which libraries bind threads to cores when they are loaded, so that tasks with one of these
+variables cannot be forked after the imports and pinned to other cores.
+"""
 
 ForkServerKey = tuple[tuple[str, ...], tuple[str, ...], frozenset[tuple[str, str]]]
-"""(command, imports, environment) of the tasks that can share a fork server."""
+"""(command, import statements, environment variables); tasks in which all three are equal can share a fork server."""
 
 
 @dataclass
@@ -81,10 +83,10 @@ class LocalJob:
 
 
 def _ends_within(pid: int, seconds: float) -> bool:
-    """Wait until a child process ends, for at most `seconds`; return True if it has ended."""
+    """Wait until the child process `pid` ends, for at most `seconds`; return True if it has surely ended."""
     try:
         pidfd = os.pidfd_open(pid)
-    except (AttributeError, OSError):  # not Linux: the end of the process cannot be waited for
+    except (AttributeError, OSError):  # only Linux can wait for the end of a process with a timeout
         time.sleep(seconds)
         return False
     try:
@@ -104,16 +106,19 @@ class Local:
         self._fork_servers: dict[ForkServerKey, ForkServerClient] = {}
         self._setups: list[tuple[tuple[ForkServerKey, str], SetupServerClient]] = []
         self._unusable: dict[str, list[ForkServerClient]] = {}
-        """Id of a task -> set-up processes from which the task cannot continue."""
+        """Id of a task -> set-up processes from which the task could not continue."""
         self.unshared: dict[str, tuple[str, bool]] = {}
-        """Key of a part of a set-up -> (why it was not shared to its end, whether some of it was shared)."""
+        """Key of a `SetupStage` -> (why it was not shared to its end, whether its first statements can be shared)."""
 
     def resize(self, slots: int) -> None:
-        """Set the number of slots."""
+        """Change the number of slots; running tasks continue."""
         self.slots = max(1, slots)
 
     def start(self, task: Task, slot: int) -> Job:
-        """Start a task in a new process group, so that `stop` can kill all its processes."""
+        """Start `task` on the cores and accelerators of `slot`, forked from a fork server if possible.
+
+        The process leads a new process group, so that `stop` can kill all its child processes.
+        """
         environment = environment_of(task, slot)
         server = self._fork_server(task, environment)
         job: Job
@@ -127,7 +132,7 @@ class Local:
         return job
 
     def _start_fresh(self, task: Task, slot: int) -> LocalJob:
-        """Start a task as an ordinary process, without a fork server."""
+        """Start `task` as a new process, without a fork server."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         with open(open_file(task.log, flags), "wb") as log:  # noqa: PTH123
             process = subprocess.Popen(
@@ -143,7 +148,7 @@ class Local:
         return LocalJob(task, process)
 
     def _fork_server(self, task: Task, environment: dict[str, str]) -> ForkServerClient | None:
-        """Return the fork server for a task; start it if needed. Return None if the task must start without one."""
+        """Return the fork server for `task`, started if needed, or None if the task needs a new process."""
         key = fork_server_key(task, environment)
         if key is None:
             return None
@@ -159,7 +164,7 @@ class Local:
                 client = ForkServerClient.start(task, environment)
             except OSError:
                 return None
-        # moved to the end, because the least recently used fork server is closed first
+        # the last item is the most recently used fork server; the first one is closed first
         self._fork_servers[key] = client
         return None if client.closed else client
 
@@ -170,14 +175,14 @@ class Local:
         environment: dict[str, str],
         unusable: Collection[ForkServerClient] = (),
     ) -> ForkServerClient:
-        """Return the set-up process that runs the largest shared part of the set-up of `task`; start it if needed.
+        """Return the process from which to fork `task`: the set-up process that runs most of its statements.
 
-        Return the fork server `server` if no part can be shared. `unusable` are set-up processes from which the task
-        cannot continue.
+        The process is started if needed. Return the fork server `server` if no stage of the set-up can be shared.
+        `unusable` are set-up processes from which the task could not continue.
         """
         base = fork_server_key(task, environment)
         if base is None or task.shared_setup is None or environment is not task.environment:
-            return server  # the slot has accelerators, so that its environment is another one
+            return server  # the environment names the accelerators of the slot; set-up processes have no slot
         for stage in task.stages:
             key = base, stage.key
             of_stage = [client for client_key, client in self._setups if client_key == key]
@@ -190,7 +195,7 @@ class Local:
                 server = usable[0]
                 continue
             if any(client.closed for client in of_stage):
-                break  # neither this part nor a later one can be shared
+                break  # this stage could not be shared before, so neither can this one nor later ones
             if len(of_stage) >= MAX_PER_STAGE or not self._make_room():
                 break
             setup = SetupServerClient(parent=server, stage=stage, task=task.shared_setup())
@@ -199,7 +204,7 @@ class Local:
         return server
 
     def _make_room(self) -> bool:
-        """Return True if another set-up process may be started; end an idle one if there are too many."""
+        """Return True if another set-up process may be started; if there are too many, try to end an idle one first."""
         alive = [client for _, client in self._setups if not client.closed]
         if len(alive) < MAX_SETUPS:
             return True
@@ -216,7 +221,7 @@ class Local:
         return bool(idle)
 
     def _next_server(self, task: Task, server: ForkServerClient) -> ForkServerClient:
-        """Return another fork server for a task that cannot continue from the set-up process `server`."""
+        """Return another set-up process or fork server for `task`, which could not continue from `server`."""
         unusable = self._unusable.setdefault(task.id, [])
         unusable.append(server)
         while isinstance(server, SetupServerClient):
@@ -224,7 +229,7 @@ class Local:
         return self._setup_server(task, server, task.environment, unusable)
 
     def _record_unshared(self) -> None:
-        """Record in `unshared` which parts of set-ups could not be shared to their end."""
+        """Record in `unshared` which stages of set-ups could not be shared to their end."""
         for (_, key), client in self._setups:
             if client.left_out and client.ready is not None:
                 self.unshared[key] = client.left_out, client.ready.usable
@@ -244,7 +249,10 @@ class Local:
 
 
 def fork_server_key(task: Task, environment: dict[str, str]) -> ForkServerKey | None:
-    """Return a key that is equal for tasks that can share a fork server, or None if `task` cannot share any."""
+    """Return a key that is equal for tasks that can share a fork server, or None if `task` cannot use a fork server.
+
+    `environment` are the environment variables with which the task would start.
+    """
     if (
         task.imports is None
         or not FORK_SERVER_SUPPORTED
@@ -253,7 +261,7 @@ def fork_server_key(task: Task, environment: dict[str, str]) -> ForkServerKey | 
         return None
     search = environment.get("PYTHONPATH")
     if search and not all(map(os.path.isabs, search.split(os.pathsep))):
-        return None  # a relative search path means another folder in each task
+        return None  # a relative path of PYTHONPATH means another folder in each task
     shared = {name: value for name, value in environment.items() if name != VARIABLE}
     return task.command, task.imports, frozenset(shared.items())
 
@@ -268,20 +276,20 @@ class ForkServerSilent(ForkServerGone):
 
 @dataclass
 class ForkServerClient:
-    """A running fork server, and the socket over which it receives requests."""
+    """The connection to a running fork server: its process, and the socket over which it receives requests."""
 
     process: subprocess.Popen[bytes] | None
     channel: socket.socket
     started: float = field(default_factory=time.monotonic)
     ready: ForkServerReady | None = None
-    """Its message that it is ready to fork, once that has arrived."""
+    """The message of the fork server that it is ready to fork; None until the message has arrived."""
     closed: bool = False
     children: int = 0
-    """Number of processes forked from it that still run."""
+    """Number of processes forked from the fork server that have not been reaped (`reap`)."""
 
     @classmethod
     def start(cls, task: Task, environment: dict[str, str]) -> ForkServerClient:
-        """Start a fork server for tasks with the imports of `task`; do not wait until it has executed them."""
+        """Start a fork server that executes the imports of `task`, and return its client without waiting for them."""
         control = msgspec.json.decode(environment[VARIABLE], type=Control)
         own_end, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with server_end:
@@ -322,9 +330,10 @@ class ForkServerClient:
         return self.ready is not None
 
     def spawn(self, task: Task, environment: dict[str, str], slot: int, waited: float) -> int:
-        """Fork a process that runs `task`; return its process id.
+        """Let the fork server fork a process that runs `task` on `slot`; return the process id.
 
-        `waited` is how many seconds the task has waited for the fork server.
+        `waited` is how many seconds the task has waited for the fork server. Raise ForkServerGone if the fork server
+        has ended, or ForkServerSilent if it does not answer.
         """
         return self._request(
             SpawnRequest(
@@ -338,7 +347,10 @@ class ForkServerClient:
         )
 
     def spawn_setup(self, task: Task, stage: SetupStage, channel: socket.socket) -> int:
-        """Fork a process that runs a part of the set-up and then receives requests over `channel`; return its id."""
+        """Let the fork server fork a set-up process, which runs `stage`; return its process id.
+
+        Afterwards the set-up process receives requests over `channel`.
+        """
         return self._request(
             SpawnRequest(
                 environment=task.environment,
@@ -353,7 +365,7 @@ class ForkServerClient:
     def _request(self, request: SpawnRequest, passed: socket.socket | None = None) -> int:
         try:
             self._send(request, passed)
-        except (OSError, UnicodeError):  # a variable may not be valid text
+        except (OSError, UnicodeError):  # the value of an environment variable may be invalid text
             self.close()
             raise ForkServerGone from None
         try:
@@ -364,7 +376,7 @@ class ForkServerClient:
         return pid
 
     def reap(self, pid: int) -> int | None:
-        """Return the exit code of a forked process that has ended, or None if the fork server has ended, too."""
+        """Return the exit code of the ended process `pid`, or None if the fork server does not answer."""
         self.children -= 1
         try:
             self._send(ReapRequest(pid))
@@ -406,23 +418,27 @@ class ForkServerClient:
 class SetupServerClient(ForkServerClient):
     """A set-up process, and the socket over which it receives requests.
 
-    The process is forked from the fork server `parent` as soon as that server is ready, and runs one part of the
-    set-up.
+    The process is forked from `parent`, a fork server or another set-up process, as soon as `parent` is ready. It then
+    runs the statements of `stage`.
     """
 
     process: subprocess.Popen[bytes] | None = None
     channel: socket.socket = field(default_factory=socket.socket)
-    """The socket; it is not connected before the process is forked."""
+    """The socket for requests; it is connected when the process is forked."""
     parent: ForkServerClient = field(kw_only=True)
     stage: SetupStage = field(kw_only=True)
     task: Task = field(kw_only=True)
-    """A task with a separate folder in which the set-up runs."""
+    """A task in whose folder the statements run, separate from the folders of the segments."""
     pid: int = 0
+    """Process id, or 0 before the process is forked."""
     left_out: str = ""
-    """Why less than the requested part of the set-up is shared; empty if all of it is."""
+    """Why the process did not run all statements of `stage`; empty if it did."""
 
     def wait_until_ready(self, seconds: float) -> bool:
-        """Wait for at most `seconds`; return True if the part of the set-up has run."""
+        """Wait for at most `seconds`; return True if the statements of `stage` have run.
+
+        Raise ForkServerGone if they cannot be shared, or the process has ended.
+        """
         if self.closed:
             raise ForkServerGone
         if not self.pid:
@@ -442,7 +458,7 @@ class SetupServerClient(ForkServerClient):
         return self.ready is not None
 
     def _fork(self) -> None:
-        """Fork the process from the parent."""
+        """Fork the set-up process from `parent`, and connect the socket."""
         self.channel.close()
         self.channel, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.channel.settimeout(_ANSWER_TIMEOUT)
@@ -454,35 +470,36 @@ class SetupServerClient(ForkServerClient):
                 raise ForkServerGone from None
 
     def close(self) -> None:
-        """End the process; the segments that were forked from it continue."""
+        """End the set-up process and remove its folder; the segments that were forked from it continue."""
         if self.closed:
             return
         self.closed = True
-        self.channel.close()  # the process ends if it waits for requests
+        self.channel.close()  # the set-up process waits for requests, and ends when the socket is closed
         if self.pid and self.ready is None:
             with contextlib.suppress(OSError):
-                os.killpg(self.pid, signal.SIGKILL)  # the process leads a process group
+                os.killpg(self.pid, signal.SIGKILL)  # the set-up process leads a process group
         shutil.rmtree(self.task.report.parent, ignore_errors=True)
 
 
 @dataclass
 class ForkedJob:
-    """A task whose process is forked from a fork server as soon as the server is ready."""
+    """A task whose process is forked from `server` as soon as the server is ready."""
 
     task: Task
     server: ForkServerClient
     environment: dict[str, str]
     slot: int
     start_fresh: Callable[[], Job]
-    """Starts the task as an ordinary process, if the fork server cannot be used."""
+    """Function that starts the task as a new process; it is called if the fork server cannot be used."""
     next_server: Callable[[Task, ForkServerClient], ForkServerClient] | None = None
-    """Returns the fork server to use if the task cannot continue from a shared set-up."""
+    """Function (task, set-up process from which the task could not continue) -> server to use instead of it."""
     created: float = field(default_factory=time.monotonic)
     pid: int = 0
+    """Process id, or 0 before the process is forked."""
     pidfd: int = -1
-    """Descriptor with which the system reports the end of exactly this process."""
+    """File descriptor that stands for the process (`os.pidfd_open`) and shows when it has ended."""
     fresh_job: Job | None = None
-    """The job that runs the task as an ordinary process, if the fork server could not be used."""
+    """The job that runs the task as a new process if the fork server could not be used; else None."""
     code: int | None = None
 
     def wait(self, timeout: float | None = None) -> int | None:
@@ -514,13 +531,16 @@ class ForkedJob:
             self.code = -signal.SIGKILL  # the process was never started
 
     def _try_next_server(self) -> None:
-        """If the task could not continue from a shared set-up, let another fork server start it."""
+        """If the task could not continue from the shared set-up, let `wait` fork it from another server."""
         if self.code == UNLIKE and self.next_server and not self.task.report.exists():
             self.server = self.next_server(self.task, self.server)
             self.pid, self.code = 0, None
 
     def _fork(self, seconds: float) -> None:
-        """Fork the process, if the fork server is ready within `seconds`."""
+        """Fork the process if the server is ready within `seconds`.
+
+        If the server has ended, use the server from which it was forked or, if there is none, start a new process.
+        """
         try:
             if not self.server.wait_until_ready(seconds):
                 return
@@ -528,7 +548,7 @@ class ForkedJob:
             self.pid = self.server.spawn(self.task, self.environment, self.slot, waited)
             self.pidfd = os.pidfd_open(self.pid)
         except ForkServerSilent:
-            # the process may be running: report it as lost, so that the segment runs under another name
+            # the process may be running: report it as killed, so that the segment runs again with another replay id
             self.code = -signal.SIGKILL
         except ForkServerGone:
             if isinstance(self.server, SetupServerClient):
@@ -539,14 +559,14 @@ class ForkedJob:
             self.code = -signal.SIGKILL  # the process has ended together with its fork server
 
     def _store_exit_code(self) -> None:
-        """Store the exit code; if the fork server is gone, the code is unknown, and the task counts as killed."""
+        """Store the exit code in `code`, or that of a killed process if the fork server cannot tell the code."""
         code = self.server.reap(self.pid)
         self.code = -signal.SIGKILL if code is None else code
         os.close(self.pidfd)
 
 
 def _has_ended(pidfd: int, seconds: float | None) -> bool:
-    """Wait until a process ends, for at most `seconds`; return True if it has ended."""
+    """Wait until a process ends, for at most `seconds` (None: without limit); return True if it has ended."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(None if seconds is None else seconds * 1000))

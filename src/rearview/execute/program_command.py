@@ -1,7 +1,7 @@
 """The command line and the environment of a process that runs the user's program, recorded or replayed.
 
-`rearview run`, `rearview resume` and every replay start their process this way: the launcher script of
-`runtime`, with one environment variable (`model.process_messages.Control`) that describes the program.
+`rearview run`, `rearview resume` and every replay start the launcher script of `runtime`. One environment variable
+contains a message (`model.process_messages.Control`) that says which program the launcher runs, and how.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rearview.model.secrets import fill_secrets
 from rearview.store.project import FOLDER
 
 HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-"""Variable that makes the C library ask for huge pages, which make training and watching memory faster."""
+"""Environment variable that makes the C library request huge pages: training and finding changed memory are faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class LaunchCommand:
     environment: dict[str, str]
     folder: Path
     run_folder: Path | None = None
-    """Folder of the run, or None if it is not known before the start."""
+    """Folder in which the run is stored, or None if it is not known before the start."""
     notes: tuple[str, ...] = ()
     """Sentences for the user to read before the start, such as on changed environment variables."""
 
@@ -44,8 +44,9 @@ def program_command(
 ) -> LaunchCommand:
     """Return the command that runs the program that `control` describes, in the environment `env`.
 
-    The command sets the seed of Python's hashes, because they must not change from run to replay. All runs of a
-    project get one seed, so that their replays can be forked from one process.
+    `folder` is its working folder. The seed of Python's hashes is set, because hashes must be equal in run and replay:
+    it is `hash_seed`, or PYTHONHASHSEED in `env`, or by default one seed for all runs of the project, so that their
+    replays can be forked from one process.
     """
     seed = hash_seed or env.get("PYTHONHASHSEED")
     if not seed or seed == "random":
@@ -57,14 +58,17 @@ def program_command(
 
 
 def _lent_variables(control: Control, env: Mapping[str, str]) -> dict[str, str]:
-    """Return variables that the process needs at its start and that are removed before the program sees them."""
+    """Return the environment variables that only Rearview needs in the process; the program does not see them."""
     settings = Settings.read(Path(control.root) / FOLDER, env).changed(control.settings)
-    # the user's own setting of the C library counts
+    # do not overwrite the variable if the user has set it
     return HUGE_PAGES if settings.huge_pages and not HUGE_PAGES.keys() & env.keys() else {}
 
 
 def arguments_of(run: Run, env: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """Return the command-line arguments of a run; secrets that were not stored come from `env`."""
+    """Return the command-line arguments of `run`. Secrets are not stored: they are read from the variables `env`.
+
+    Raise if a variable with a secret is missing.
+    """
     words, missing_variables = fill_secrets(run.argv, env)
     if missing_variables:
         raise _secret_needed(run, missing_variables)
@@ -72,7 +76,10 @@ def arguments_of(run: Run, env: Mapping[str, str] = os.environ) -> tuple[str, ..
 
 
 def arg_values_of(run: Run, env: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the values of `--arg NAME=VALUE`; secrets that were not stored come from `env`."""
+    """Return name -> value of each `--arg NAME=VALUE` of `run`. Secrets are read from the variables `env`.
+
+    Raise if a variable with a secret is missing.
+    """
     names = list(run.facts.given)
     words, missing_variables = fill_secrets(
         [f"{name}={run.facts.given[name]}" for name in names], env

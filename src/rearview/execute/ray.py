@@ -1,7 +1,7 @@
-"""The Ray executor: run segments on a cluster whose nodes may or may not see the project's folder.
+"""The Ray executor: run segments on the nodes of a cluster, whether or not they see the project's folder.
 
-`ray_node` is the code on the node. A segment on a node that does not see the project's folder is a `ShippedJob`:
-`ray_files` knows which files the segment needs there, and how its results reach the store.
+`ray_node` is the code that runs on a node. If a node does not see the project's folder, the segment is a `ShippedJob`:
+its files are sent to the node, and its results are fetched (`ray_files`).
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.project import Project
 
 MAX_LISTINGS = 3
-"""How often the files of a segment are listed, because a file may be replaced while it is sent."""
+"""Most times that the files of a segment are listed: if a file is replaced while it is sent, they are listed again."""
 
 
 @dataclass
 class RayJob:
-    """A task that runs on a node of the cluster; Ray chooses the node."""
+    """A task that runs on a node of the cluster, which Ray chooses. It is tried first without sending any files."""
 
     task: Task
     ref: Any
     """Ray's reference to the exit code."""
     shipments: Shipments
     shipped_job: ShippedJob | None = None
-    """The job that runs the task, after the node of this job turned out not to see the project."""
+    """The job that sends files and runs the task, if the first node did not see the project; else None."""
 
     def wait(self, timeout: float | None = None) -> int | None:
         """Wait for at most `timeout` seconds; return the exit code of the task, or None if the task still runs.
 
-        The code is -1 if the node or its worker was lost: the pool then starts the segment again.
+        The exit code is -1 if Ray lost the node or its process; the `Pool` then starts the segment again.
         """
         import ray
 
@@ -80,7 +80,7 @@ class RayJob:
         return int(code)
 
     def stop(self) -> None:
-        """Kill the task at once: its process on the node dies with Ray's worker."""
+        """Kill the task at once: Ray kills its own process on the node, and the process of the task dies with it."""
         import ray
 
         if self.shipped_job is not None:
@@ -90,10 +90,10 @@ class RayJob:
 
 
 class Ray:
-    """The executor for the cluster that RAY_ADDRESS names, or for a new one on this machine.
+    """The executor for a Ray cluster: the cluster that RAY_ADDRESS names or that runs here, or a new one (`_join`).
 
-    `gpus` is how many accelerators each segment gets; with a fraction, segments share one. Ray must not retry a
-    segment: a segment that runs again needs a new name, so that its records count only once.
+    `gpus` is how many accelerators each segment gets; with a fraction, segments share an accelerator. Ray must not
+    retry a segment: a segment that runs again needs a new replay id, so that its records count only once.
     """
 
     def __init__(self, slots: int | None = None, *, gpus: float = 0.0) -> None:
@@ -115,7 +115,7 @@ class Ray:
         self._run = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(ray_node.execute)
 
     def _check(self) -> None:
-        """Raise if `gpus` is more than any node has, because Ray would wait forever for such a node."""
+        """Raise if each segment needs more accelerators than any node has; Ray would wait forever for such a node."""
         import ray
 
         most_on_a_node = max(
@@ -141,11 +141,11 @@ class Ray:
         return max(1, min(slots, self._slots or slots))
 
     def resize(self, slots: int) -> None:
-        """Set the number of slots; if the cluster has fewer, all of them are used."""
+        """Change the number of slots; it is limited by the cores and accelerators of the cluster."""
         self._slots = max(1, slots)
 
     def start(self, task: Task, slot: int) -> Job:
-        """Start a task on a node of the cluster."""
+        """Start `task` on a node of the cluster, which Ray chooses."""
         del slot  # Ray chooses the node
         if self._shipments.needed and segment_of(task) is not None:
             return ShippedJob(self._shipments, task)
@@ -154,7 +154,7 @@ class Ray:
         return RayJob(task, ref, self._shipments)
 
     def close(self) -> None:
-        """Leave the cluster; shut it down if this object started it."""
+        """Remove the project folders from nodes; shut Ray down if this object initialized it."""
         import ray
 
         self._shipments.close()
@@ -175,12 +175,13 @@ def _join(slots: int | None) -> None:
                 raise
         else:
             return
-    cores = max(slots or 0, os.cpu_count() or 1)  # the number of workers may be raised later
+    # may be more than `slots`, because workers may be added later
+    cores = max(slots or 0, os.cpu_count() or 1)
     ray.init(address="local", num_cpus=cores, include_dashboard=False, log_to_driver=False)
 
 
 class Shipments:
-    """What all shipped segments of a backfill share: cached chunks of files, and nodes with a project folder."""
+    """Resources that all shipped segments of a backfill share: cached chunks of files, and project folders on nodes."""
 
     def __init__(self, gpus: float) -> None:
         import ray
@@ -188,7 +189,7 @@ class Shipments:
         ray.cloudpickle.register_pickle_by_value(ray_node)
         self.gpus = gpus
         self.needed = False
-        """Whether some node does not see the project."""
+        """Whether a node did not see the project's folder, so that all further segments are shipped."""
         self.chunks = ChunkCache()
         self.lock = threading.Lock()
         self._node_locks: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
@@ -200,11 +201,14 @@ class Shipments:
         self._owner_class = ray.remote(num_cpus=0, max_restarts=0)(ray_node.FolderOwner)
 
     def start_worker(self) -> Any:
-        """Start and return an actor for one segment, on a node that Ray chooses; it reserves the resources there."""
+        """Start a `SegmentWorker` for one segment on a node that Ray chooses, and return its actor.
+
+        The actor reserves a core, and accelerators if requested.
+        """
         return self._worker_class.remote()
 
     def list_files(self, task: Task) -> tuple[Project, ShippingList]:
-        """Return the project of a task and the files that the task needs."""
+        """Return (project of `task`, files that the task needs on a node)."""
         segment = segment_of(task)
         assert segment is not None
         root = segment.parents[3]
@@ -213,14 +217,14 @@ class Shipments:
             return checkpoints.project, list_files(task, checkpoints)
 
     def lock_of_node(self, node: str) -> threading.RLock:
-        """Return the lock of a node. Hold it to write files that several segments on the node share."""
+        """Return the lock of the node with the id `node`; hold it while writing files that several segments share."""
         with self.lock:
             return self._node_locks[node]
 
     def folder_owner(self, project: Project, node_facts: dict[str, Any]) -> Any:
-        """Return the actor that owns the project folder on a node; create both if needed.
+        """Return the `FolderOwner` actor for the folder of `project` on a node; create actor and folder if needed.
 
-        `node_facts` are what `SegmentWorker.inspect_node` returned.
+        `node_facts` is the result of `SegmentWorker.inspect_node`. Raise if the folder cannot be created.
         """
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -243,17 +247,17 @@ class Shipments:
             return self._folder_owners[node]
 
     def forget_owner(self, node_facts: dict[str, Any], owner: Any) -> None:
-        """Forget the lost `owner` of the project folder on a node, so that the next segment prepares the node again."""
+        """Forget the actor `owner`, which has died, so that the next segment on its node creates the folder again."""
         with self.lock_of_node(node_facts["node"]):
             if self._folder_owners.get(node_facts["node"]) is owner:
                 del self._folder_owners[node_facts["node"]]
 
     def close(self) -> None:
-        """Remove the project folders that were created on nodes."""
+        """Remove the project folders that were created on nodes, and end their actors."""
         import ray
 
         for owner in self._folder_owners.values():
-            # if the node or the actor is gone, the cleaner process there removes the folder
+            # if the actor has died, the cleaner process on its node removes the folder
             with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
                 ray.get(owner.remove.remote(), timeout=60)
             ray.kill(owner)
@@ -261,7 +265,7 @@ class Shipments:
 
 
 class ShippedJob:
-    """A task on a node that does not see the project: its files are sent, it runs, its results are fetched."""
+    """A task on a node that does not see the project's folder; a thread sends files, runs it and fetches results."""
 
     def __init__(self, shipments: Shipments, task: Task) -> None:
         self.shipments = shipments
@@ -286,7 +290,7 @@ class ShippedJob:
         return self._code
 
     def stop(self) -> None:
-        """Kill the task at once. Results that are not yet in the store are dropped."""
+        """Kill the task at once. Its results are dropped unless they are in the store already."""
         import ray
 
         with self._lock:
@@ -307,7 +311,7 @@ class ShippedJob:
                 slug="ray-node",
             )
         except ray.exceptions.RayError:
-            self._code = -1  # the worker or its node was lost, or the job was stopped
+            self._code = -1  # Ray lost the node or the actor on it, or the job was stopped
         except BaseException as exc:
             self._error = exc
         finally:
@@ -365,9 +369,8 @@ class ShippedJob:
                     and files_needed.only_if_different
                     and _differs(results.files.get(self.task.report))
                 ):
-                    with_all = (
-                        True  # run again with all parts of checkpoints, to describe the difference
-                    )
+                    # run again, and send all files of checkpoints, to describe the difference
+                    with_all = True
                     self._call("remove_files", *folders_and_store, *run_and_replay)
                     continue
                 self._check_owner(owner, node_facts)
@@ -383,10 +386,10 @@ class ShippedJob:
     def _send_files(
         self, files_needed: ShippingList, node_facts: dict[str, Any], *, with_all: bool
     ) -> ShippingList:
-        """Send the needed files and, if `with_all`, also those that are only read to describe a difference.
+        """Send `files_needed` to the node; those in `only_if_different` are sent only if `with_all`.
 
-        Return the list of files. It differs from `files_needed` if a file was replaced while it was sent, which
-        happens when records are sealed.
+        Return the list of files that were sent. It differs from `files_needed` if a file was replaced while it was
+        sent, which happens when record files are sealed.
         """
         for tries_left in reversed(range(MAX_LISTINGS)):
             try:
@@ -412,7 +415,7 @@ class ShippedJob:
         self._send(files_needed.replay_files)
 
     def _send(self, entries: Iterable[ShippedFile]) -> None:
-        """Write files to the node, about CHUNK bytes per message."""
+        """Send the files `entries` to the node, in messages of about CHUNK bytes."""
         batch: list[tuple[Any, ...]] = []
         size = 0
         for entry in entries:
@@ -440,12 +443,13 @@ class ShippedJob:
     def _call(self, method: str, *args: Any) -> Any:
         import ray
 
-        if self._stopped:  # calling the actor would connect to the cluster again
+        # after Ray was shut down, calling the actor would connect to the cluster again
+        if self._stopped:
             raise ray.exceptions.RayError
         return ray.get(getattr(self._worker, method).remote(*args))
 
     def _check_owner(self, owner: Any, node_facts: dict[str, Any]) -> None:
-        """Raise if the folder owner on the node is gone, because it may have removed the folder during the replay."""
+        """Raise if the folder owner on the node has died: its cleaner may have removed the folder during the replay."""
         import ray
 
         try:
@@ -456,7 +460,10 @@ class ShippedJob:
 
 
 def _differs(report: Path | None) -> bool:
-    """Return True if a `report` says that the replay differs from the run, or could not restore something."""
+    """Return True if the file `report` says that the replay differs from the run, or could not restore a checkpoint.
+
+    Return False if there is no readable report.
+    """
     if report is None:
         return False
     try:

@@ -1,8 +1,9 @@
-"""The files of a segment on a Ray node that does not see the project's folder: which to send, and results to fetch.
+"""The files of a segment on a Ray node that does not see the project's folder: which to send, and which to fetch.
 
-A segment needs its scratch tree, its segment file, the inputs that the tree links to, and the checkpoints that its
-replay can reach (`list_files`). Files that several segments need are read once (`ChunkCache`). Results are first
-copied into a staging folder, and published in the store only when all of them are there (`StagedResults`).
+`list_files` lists the files to send: the scratch tree of the replay, its segment file, the inputs to which the tree
+links, and the checkpoints that the replay may read. Files that several segments need are read once (`ChunkCache`).
+Results are first copied into a staging folder, and moved into the store only when all of them have arrived
+(`StagedResults`).
 """
 
 from __future__ import annotations
@@ -44,22 +45,24 @@ from rearview.store.runs import ACCOUNT, Runs
 CHUNK = 64 << 20
 """Most bytes that are sent in one message."""
 SENT_INLINE = 1 << 20
-"""Files smaller than this many bytes are sent inside a message, not through Ray's object store."""
+"""Files smaller than this many bytes are sent inside a message; larger ones go through Ray's object store."""
 CACHE_BYTES = 16 * CHUNK
-"""Most bytes that stay in Ray's object store for other nodes; the least recently used chunks are dropped first."""
+"""Most bytes that stay in Ray's object store for further nodes; the least recently used chunks are dropped first."""
 _NO_END = 1 << 62
-"""End of a range of iterations that has no upper bound."""
+"""End of a range of iterations without upper bound; larger than any number of iterations."""
 
 
 class CheckpointUse(Enum):
-    """How a replay uses a checkpoint."""
+    """The way in which a replay uses a checkpoint; it decides which files of the checkpoint are sent."""
 
     RESTORED = "restored"
-    """The replay may restore it: every part is read."""
+    """The replay may restore the checkpoint, and then reads every file of it."""
     COMPARED = "compared"
-    """The replay compares its own state with the checkpoint: large parts by their hashes, unless they differ."""
+    """The replay compares its own state with the checkpoint; the content of a large object is read only if its hash
+    differs.
+    """
     ANCHORS = "anchors"
-    """The replay only looks up the anchors, the objects that existed when the loop was entered."""
+    """The replay only reads which objects existed when the loop was entered (the anchors)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +76,10 @@ class ReachableCheckpoint:
 def reachable_checkpoints(
     segment: SegmentFile, checkpoints: Sequence[Checkpoint]
 ) -> list[ReachableCheckpoint]:
-    """Return the checkpoints that a replay of `segment` may read, in their order.
+    """Return those of `checkpoints` that a replay of `segment` may read, in the order in which they were saved.
 
-    Checkpoints outside the iterations that the replay runs are left out. The replay decides as if it had all
-    checkpoints: where to start, and at each boundary, whether to wait for a checkpoint to compare with.
+    Checkpoints outside the iterations that the replay runs are left out. The replay must make the same decisions as
+    with all checkpoints: where it starts, and up to which checkpoint it runs on to compare its state.
     """
     by_loop: dict[tuple[str, int], list[Checkpoint]] = {}
     reachable: list[ReachableCheckpoint] = []
@@ -94,7 +97,10 @@ def reachable_checkpoints(
 def _of_loop(
     segment: SegmentFile, loop: str, group: Sequence[Checkpoint]
 ) -> Iterator[ReachableCheckpoint]:
-    """Yield those checkpoints of `group`, saved in one entry of an outermost loop, that a replay may read."""
+    """Yield the checkpoints of `group` that a replay of `segment` may read, and how it uses each.
+
+    The checkpoints in `group` are from one execution of the outermost loop `loop`; a run may execute it several times.
+    """
     ranges = segment.ranges.get(loop) if loop == segment.main else None
     restored_iterations: set[int] = set()
     spans = [(0, _NO_END)]
@@ -128,10 +134,11 @@ def _of_loop(
 def _iteration_spans(
     ranges: Sequence[tuple[int, int]], starts: Sequence[int], *, jumps: bool
 ) -> Iterator[tuple[int, int]]:
-    """Yield (first iteration that a replay runs, last iteration that it may reach) for each range.
+    """Yield (first iteration that a replay runs, last iteration that it may reach) for each of `ranges` (first, end).
 
-    A replay may run past its range, up to the next checkpoint, which proves it. `starts` are the iterations that begin
-    with a checkpoint. With `jumps`, the replay restores a checkpoint to reach the next range.
+    A replay may run beyond its range up to the next checkpoint, to compare its state with the checkpoint. `starts` are
+    the iterations at whose start a checkpoint was saved. With `jumps`, the replay restores the checkpoint nearest to
+    the next range; without, it runs all iterations before the range.
 
     >>> list(_iteration_spans([(5, 7)], [0, 4, 6, 9, 12], jumps=True))
     [(4, 9)]
@@ -149,7 +156,10 @@ def _iteration_spans(
 def _may_restore(
     segment: SegmentFile, checkpoint: Checkpoint, restored_iterations: set[int]
 ) -> bool:
-    """Return True if a replay may restore `checkpoint`; False if it only compares its state with the checkpoint."""
+    """Return True if a replay of `segment` may restore `checkpoint`; False if it only compares its state with it.
+
+    `restored_iterations` are the iterations of the main loop at which the replay starts or continues.
+    """
     path = checkpoint.meta.path
     loops = [step.loop for step in path]
     limited = len(path) == 2 and loops[0] == segment.main and loops[1] in segment.ranges
@@ -166,12 +176,12 @@ def _may_restore(
 
 
 def _may_contain_probe(segment: SegmentFile, loops: Sequence[str]) -> bool:
-    """Return True if a probe may be inside the loops `loops`, from the outermost to the innermost."""
+    """Return True if a probe of `segment` may be inside the nested loops `loops`, outermost first."""
     return segment.everywhere or any(may_hold(chain, loops) for chain in segment.chains)
 
 
 def _is_requested(segment: SegmentFile, path: Sequence[LoopStep], level: int) -> bool:
-    """Return True if the segment fills the iteration at `level` of a loop path."""
+    """Return True if values are requested in the iteration `path[level]`; level 0 is the outermost loop of `path`."""
     if path[0].loop != segment.main or level > 1:
         return True
     ranges = segment.ranges.get(path[level].loop)
@@ -180,19 +190,19 @@ def _is_requested(segment: SegmentFile, path: Sequence[LoopStep], level: int) ->
 
 
 def _main_iteration(checkpoint: Checkpoint) -> int:
-    """Return the iteration of the outermost loop at which a checkpoint was saved."""
+    """Return the iteration of the outermost loop in which `checkpoint` was saved."""
     return checkpoint.meta.path[0].iteration
 
 
 _ALWAYS_READ = ("roots", "skeleton", "anchors")
-"""Parts of a checkpoint that a comparison always reads."""
+"""Keys in `Checkpoint.parts` whose content a replay reads whenever it compares its state with the checkpoint."""
 _NEVER_READ = {"replays.jsonl", "heartbeat", ACCOUNT}
-"""Files of a run that no replay of it reads."""
+"""Names of files in the folder of a run that no replay of the run reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShippedFile:
-    """A file or link as it must appear on the node."""
+    """The path, size, mode and time of a file or link of the project; on the node, it must have the same."""
 
     path: str
     size: int
@@ -200,7 +210,7 @@ class ShippedFile:
     mtime: int
     """Time of modification in nanoseconds."""
     link: str | None = None
-    """Target of the link, or None for a file."""
+    """Target if the path is a link; None if it is a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,19 +221,19 @@ class ShippingList:
     run: str
     replay: str
     folders: tuple[Path, ...]
-    """Folders of the replay; every change in them is a result of the replay."""
+    """Folders that only the replay uses; every change in them is a result of the replay."""
     replay_files: tuple[ShippedFile, ...]
     """The scratch tree and the segment file of the replay."""
     shared: tuple[ShippedFile, ...]
-    """Files that several segments read: the run, its checkpoints, inputs to which the scratch tree links."""
+    """Files that several segments may need: the run, its checkpoints, inputs to which the scratch tree links."""
     only_if_different: tuple[ShippedFile, ...]
-    """Large parts of checkpoints that are read only if the replay differs from them."""
+    """Objects of checkpoints that the replay reads only if its state differs from the checkpoint."""
     outside_project: tuple[str, ...]
-    """Paths of files outside the project that the run read; these are not sent."""
+    """Paths of files outside the project that the run read; they are not sent, so the node must have them."""
 
 
 def segment_of(task: Task) -> Path | None:
-    """Return the path of a task's segment file; None if the task replays no segment."""
+    """Return the path of the segment file of `task`, or None if the task replays no segment."""
     control = task.environment.get(VARIABLE)
     if control is None:
         return None
@@ -232,13 +242,13 @@ def segment_of(task: Task) -> Path | None:
 
 
 def store_identity(project: Project) -> str:
-    """Return a text that identifies the store; a store at an equal path on another machine has another text."""
+    """Return a text that identifies the store of `project`; it differs for stores at the same path of two machines."""
     status, machine = project.store.stat(), process_identity(0)
     return f"{machine['host']} {machine['boot']} {status.st_dev} {status.st_ino}"
 
 
 def list_files(task: Task, checkpoints: Checkpoints) -> ShippingList:
-    """Return the files that `task` needs from the project of `checkpoints`."""
+    """Return the files that `task` needs on a node; `checkpoints` are those of the task's project."""
     project = checkpoints.project
     segment = segment_of(task)
     assert segment is not None
@@ -268,7 +278,7 @@ def list_files(task: Task, checkpoints: Checkpoints) -> ShippingList:
 
 
 def _store_files(project: Project, run: Run) -> Iterator[Path]:
-    """Yield the files of the store that every replay of a run reads."""
+    """Yield the paths of the files in the store that every replay of `run` reads, without checkpoints."""
     yield project.store / "format"
     if (project.store / "config.toml").is_file():
         yield project.store / "config.toml"
@@ -284,7 +294,10 @@ def _store_files(project: Project, run: Run) -> Iterator[Path]:
 
 
 def origin_of(first_line: bytes) -> str:
-    """Return the origin of the records in a file (the recorded run or a replay), given the first line of the file."""
+    """Return the origin of the records in a file: `Origin.RECORDED`, or the id of the replay that wrote them.
+
+    `first_line` is the first line of the file. Return an empty text if it cannot be read.
+    """
     try:
         return str(msgspec.json.decode(first_line).get("origin", ""))
     except (msgspec.MsgspecError, UnicodeDecodeError, AttributeError):
@@ -294,7 +307,7 @@ def origin_of(first_line: bytes) -> str:
 def _checkpoint_files(
     checkpoints: Checkpoints, reachable: Iterable[ReachableCheckpoint]
 ) -> tuple[list[Path], list[Path]]:
-    """Return (checkpoint files that a replay always reads, files that it reads only if it differs from the run)."""
+    """Return (files of `reachable` that a replay always reads, files that it reads only if it differs from the run)."""
     always: dict[Path, None] = {}
     if_different: dict[Path, None] = {}
     folder, objects = checkpoints.project.checkpoints, checkpoints.objects
@@ -312,7 +325,7 @@ def _checkpoint_files(
 
 
 def _tree(tree: Path) -> Iterator[ShippedFile]:
-    """Yield all files and links below a folder."""
+    """Yield all files and links below the folder `tree`; links are not followed."""
     for folder, folders, names in os.walk(tree):
         for name in sorted(
             (*names, *(name for name in folders if Path(folder, name).is_symlink()))
@@ -323,7 +336,10 @@ def _tree(tree: Path) -> Iterator[ShippedFile]:
 
 
 def _link_targets(root: Path, linked: Iterable[Path]) -> Iterator[ShippedFile]:
-    """Yield the files in the project to which the links `linked` lead."""
+    """Yield the files of the project `root` at the paths `linked`, to which the scratch tree links.
+
+    Of a folder, yield all files below it. Of a link, also yield the file to which it leads.
+    """
     visited: set[Path] = set()
     remaining = list(linked)
     while remaining:
@@ -336,7 +352,7 @@ def _link_targets(root: Path, linked: Iterable[Path]) -> Iterator[ShippedFile]:
             yield from _tree(path)
             continue
         yield entry
-        if entry.link is not None:  # a link that the user made to another file
+        if entry.link is not None:  # the target of the link is itself a link, which the user made
             remaining.append(Path(os.path.normpath(path.parent / entry.link)))
 
 
@@ -355,9 +371,9 @@ def _inputs_outside(root: Path, run: Run) -> Iterator[str]:
 
 
 def known_file_of(task: Task) -> tuple[str, bytes] | None:
-    """Return (path, content) of a file of the project; a node that has an equal file sees the project.
+    """Return (path, content) of the segment file of `task`, or None if the task replays no segment.
 
-    Return None if the task replays no segment.
+    A node that has a file with this content at this path sees the project's folder.
     """
     segment = segment_of(task)
     return None if segment is None else (str(segment), segment.read_bytes())
@@ -365,14 +381,17 @@ def known_file_of(task: Task) -> tuple[str, bytes] | None:
 
 @dataclass
 class ChunkCache:
-    """Puts each chunk of a file into Ray's object store only once, and keeps the most recently used chunks there."""
+    """Puts chunks of files into Ray's object store, each only once, and keeps the most recently used ones there."""
 
     _refs: OrderedDict[tuple[str, int, int], tuple[Any, int]] = field(default_factory=OrderedDict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _size: int = 0
 
     def get(self, entry: ShippedFile, position: int) -> Any:
-        """Return a chunk of a file: its bytes if the file is small, else a reference to Ray's store."""
+        """Return the chunk of the file `entry` that begins at byte `position`.
+
+        The result is the bytes if the file is small, else a reference to them in Ray's object store.
+        """
         import ray
 
         if entry.size < SENT_INLINE:
@@ -395,19 +414,19 @@ def _read(entry: ShippedFile, position: int) -> bytes:
     with Path(entry.path).open("rb") as file:
         data = os.pread(file.fileno(), count, position)
     if len(data) < count:
-        raise FileNotFoundError(entry.path)  # a shorter file has replaced it
+        raise FileNotFoundError(entry.path)  # after it was listed, a shorter file replaced it
     return data
 
 
 ReadChunks = Callable[[list[tuple[str, int, int]]], list[bytes]]
-"""Returns chunks of files on the node, each given by path, position and length."""
+"""Function that takes (path, position, length) of chunks of files on the node, and returns the bytes of each."""
 
 
 @dataclass
 class StagedResults:
     """Results of a replay, fetched from a node into a staging folder.
 
-    Only `publish` changes the store. If `publish` is not called, `close` removes the results.
+    Only `publish` changes the store. `close` removes the staging folder, with results that were not published.
     """
 
     project: Project
@@ -419,7 +438,7 @@ class StagedResults:
         self.staging = self.shipping_list.folders[0] / ".results"
         self.objects = Objects(self.project)
         self.files: dict[Path, Path] = {}
-        """Final path -> path in the staging folder."""
+        """Final path -> path in the staging folder, for each file that the replay wrote."""
         self.records: list[Path] = []
         self.values: dict[str, Path] = {}
         self.links: dict[Path, str] = {}
@@ -427,7 +446,11 @@ class StagedResults:
         self._count = 0
 
     def fetch(self, node_results: dict[str, Any], values: Sequence[SizedFile]) -> None:
-        """Fetch all results, chunk by chunk; `values` are the objects that the store does not have yet."""
+        """Fetch all results into the staging folder, chunk by chunk.
+
+        `node_results` is the result of `SegmentWorker.list_results`, and `values` are the objects on the node that the
+        store does not have yet. Raise if an object arrives damaged.
+        """
         files = [
             (self._checked_path(path), (path, size, mode))
             for path, size, mode in node_results["files"]
@@ -451,7 +474,7 @@ class StagedResults:
             self.values[oid] = file
 
     def publish(self, last: Path) -> None:
-        """Move the results into place: first the objects, then the records that name them; the file `last` is the last."""
+        """Move the results to their final paths: first objects, at last the records that name them and the file `last`."""
         for oid, file in self.values.items():
             target = self.objects.path(oid)
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -477,7 +500,8 @@ class StagedResults:
         folder = self.project.runs / self.shipping_list.run
         while self.records:
             file, n = self.records[0], 0
-            while True:  # a process of this machine may have had an equal process id
+            # an earlier process of this machine with an equal process id may have used the first names
+            while True:
                 target = folder / f"records-{os.getpid()}-{n}.jsonl"
                 n += 1
                 if target.with_suffix(".parquet").exists():
@@ -489,7 +513,7 @@ class StagedResults:
             self.records.pop(0)
 
     def _stage(self, files: Sequence[SizedFile]) -> list[Path]:
-        """Fetch files from the node, chunk by chunk; return their paths in the staging folder."""
+        """Fetch `files` from the node, chunk by chunk; return the path of each in the staging folder."""
         copies = []
         for _, _, mode in files:
             copies.append(self.staging / str(self._count))
@@ -504,7 +528,10 @@ class StagedResults:
         return copies
 
     def _checked_path(self, path: str) -> Path:
-        """Return `path`; raise if it is outside the folders of the replay, because a node may write only there."""
+        """Return `path`, a result that the node reports; raise if it is outside the folders of the replay.
+
+        A node may write only in these folders.
+        """
         if (
             not any(folder in Path(path).parents for folder in self.shipping_list.folders)
             or ".." in Path(path).parts
@@ -526,7 +553,7 @@ def _has_hash(file: Path, oid: str) -> bool:
 
 
 def _clear_target(target: Path) -> None:
-    """Create the parent folder of `target`, and remove a folder or link that is at its path."""
+    """Prepare the path `target` for a new file: create its parent folder, and remove a folder or link at `target`."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.is_dir() and not target.is_symlink():
         shutil.rmtree(target)
@@ -535,7 +562,7 @@ def _clear_target(target: Path) -> None:
 
 
 def _batches(files: Sequence[SizedFile], chunk: int) -> Iterator[list[tuple[str, int, int]]]:
-    """Yield chunks (path, position, length) of files, in groups of about `chunk` bytes.
+    """Divide `files` into chunks (path, position, length), and yield lists of chunks of about `chunk` bytes in total.
 
     >>> list(_batches([("a", 5, 0), ("b", 2, 0), ("c", 0, 0)], 3))
     [[('a', 0, 3)], [('a', 3, 2), ('b', 0, 2)]]

@@ -1,4 +1,4 @@
-"""The code that runs on a node of a Ray cluster: it runs segments, and receives and removes files of the project.
+"""The code that runs on the nodes of a Ray cluster: it runs segments, and receives and removes files of the project.
 
 Ray sends the source of this module to the node, because Rearview may not be installed there. Therefore the module
 imports only the standard library and, inside its functions, Ray.
@@ -23,11 +23,11 @@ from typing import Any
 
 STORE = ".rearview"
 OWNER_FILE = "carried"
-"""File in a store that Rearview created on a node. The file names the store that was copied, and the topmost
-parent folder that was created. Each backfill that uses the folder holds a shared lock on this file.
+"""File in a store that Rearview created on a node. It contains the identity of the store from which files are copied,
+and the topmost parent folder that was created. Each backfill that uses the folder holds a shared lock on this file.
 """
 _CLAIM_TRIES = 40
-"""How often `FolderOwner.create` tries to claim the folder."""
+"""Most times that `FolderOwner.create` tries to claim the folder."""
 
 CLEANER = """
 import fcntl, os, shutil, sys, time
@@ -65,22 +65,23 @@ while top and root.startswith(top):
         break
     root = os.path.dirname(root)
 """
-"""Program that removes the project folder from a node as soon as the process that started the program has ended, which
-it sees by the end of its input. It retries, because processes that still write in the folder are killed at that time.
+"""Program that removes the project folder from a node as soon as its standard input ends: this is when the process
+that started the program has ended. It retries, because other processes that write in the folder may end a little
+later.
 """
 
 
 class FolderOwner:
-    """Actor that owns the project folder on one node."""
+    """Ray actor that creates the project folder on one node, and removes it after the backfill."""
 
     def __init__(self) -> None:
         self._cleaner: subprocess.Popen[bytes] | None = None
 
     def create(self, root: str, store_id: str) -> str | None:
-        """Create the folder `root` for the store with the identity `store_id`; return why that failed, or None.
+        """Create the folder `root` for files of the store with the identity `store_id`.
 
-        A folder of the user is never touched: `root` must not exist, or be empty, or have been created by another
-        backfill for that store.
+        Return None if the folder can be used, or the reason in words if not. A folder of the user is never touched:
+        `root` must not exist, or be empty, or have been created by another backfill for the same store.
         """
         for _ in range(_CLAIM_TRIES):
             try:
@@ -101,7 +102,7 @@ class FolderOwner:
         return "another folder is there"
 
     def ping(self) -> bool:
-        """Return True, to show that this actor still runs."""
+        """Return True; the call fails if this actor does not run any more."""
         return True
 
     def remove(self) -> None:
@@ -121,19 +122,20 @@ class FolderOwner:
             start_new_session=True,
             cwd="/",
         )
-        self._cleaner.wait()  # the child that it has forked is not killed together with this process
+        self._cleaner.wait()  # the started process ends at once; the child that it has forked outlives this process
 
 
 def _claim(root: Path, store_id: str) -> int | None:
-    """Return a descriptor of the owner file with a shared lock on it.
+    """Claim the folder `root`: return a descriptor of its owner file with a shared lock on it.
 
-    Return None if the folder was not created by Rearview, or the owner file cannot be locked yet.
+    The folder and the file are created if needed. Return None if the folder was not created by Rearview, or its owner
+    file cannot be locked yet. Raise OSError if the folder cannot be created.
     """
     created_folders = [folder for folder in (root, *root.parents) if not os.path.lexists(folder)]
     root.mkdir(parents=True, exist_ok=True)
     store = root / STORE
     try:
-        store.mkdir()  # if several processes try this at once, only one succeeds
+        store.mkdir()  # if several processes try to create the folder at once, only one succeeds
     except FileExistsError:
         return _share_lock(root, store / OWNER_FILE)
     if [entry.name for entry in root.iterdir()] != [STORE]:
@@ -154,9 +156,9 @@ def _claim(root: Path, store_id: str) -> int | None:
 
 
 def _share_lock(root: Path, owner_file: Path) -> int | None:
-    """Return a descriptor of the owner file with a shared lock on it, or None if the caller must try again.
+    """Return a descriptor of `owner_file` with a shared lock on it, or None if the caller must try again.
 
-    If no process holds a lock, the machine was restarted after the folder was created: empty the folder.
+    If no process holds a lock, the folder `root` was left behind, for example by a restart of the machine: empty it.
     """
     try:
         fd = os.open(owner_file, os.O_RDWR | os.O_CLOEXEC)
@@ -179,9 +181,9 @@ def _share_lock(root: Path, owner_file: Path) -> int | None:
 
 
 FileStamp = tuple[int, int, int]
-"""Size, modification time and inode of a file; at least one differs after the file was changed."""
+"""(size, modification time in nanoseconds, inode) of a file; at least one differs after the file was changed."""
 SizedFile = tuple[str, int, int]
-"""Path on the node, size and mode of a file."""
+"""(path on the node, size in bytes, mode) of a file."""
 _OID = 64
 """Number of characters in the hash of an object."""
 
@@ -194,20 +196,21 @@ def execute(
     accelerated: bool,
     known_file: tuple[str, bytes] | None = None,
 ) -> int | None:
-    """Run a task on this node; return its exit code, or None if the node does not see the project.
+    """Run a command on this node; return its exit code, or None if the node does not see the project's folder.
 
-    `known_file` is (path, content) of a file of the project, because another folder may be at the project's path.
+    `known_file` is (path, content) of a file of the project: a different folder may be at the same path on the node.
+    If `accelerated`, the command uses the accelerators that Ray has chosen.
     """
     if known_file is not None and not _sees_project(known_file):
         return None
 
     def die_with_the_worker() -> None:
         if libc is not None:
-            libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+            libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: die when the parent process ends
 
-    # loaded before the fork, because the child of a process with threads must not load libraries
+    # the library is loaded before the fork, because the child of a process with threads must not load libraries
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    # the accelerators that Ray has chosen, if the task requested any
+    # if the task requested accelerators, Ray has set this variable to those that it has chosen
     variables_from_ray = [
         key for key in ("CUDA_VISIBLE_DEVICES",) if accelerated and key in os.environ
     ]
@@ -224,7 +227,10 @@ def execute(
 
 
 def _sees_project(known_file: tuple[str, bytes]) -> bool:
-    """Return True if the node has `known_file` with that content, and not in a project folder that was shipped."""
+    """Return True if the file at the path in `known_file` exists on this node with the content in `known_file`.
+
+    Return False if the file is in a folder that Rearview created on the node (`FolderOwner`).
+    """
     path, content = Path(known_file[0]), known_file[1]
     store = next((folder for folder in path.parents if folder.name == STORE), path.parent)
     try:
@@ -234,14 +240,17 @@ def _sees_project(known_file: tuple[str, bytes]) -> bool:
 
 
 class SegmentWorker:
-    """Actor that prepares, runs and cleans up after one segment on a node."""
+    """Ray actor that receives the files of one segment on a node, runs it, returns its results and cleans up."""
 
     def __init__(self) -> None:
         self._stamps_before: dict[str, FileStamp] = {}
-        """Stamps of the files before the task ran."""
+        """Path -> stamp of each file in the folders of the replay before the task ran."""
 
     def inspect_node(self, known_file: tuple[str, bytes], paths: list[str]) -> dict[str, Any]:
-        """Return facts about this node: its name, whether it sees the project, and which of `paths` it lacks."""
+        """Return facts about this node: `node` (its id), `host`, `sees_project`, and which of `paths` are `missing`.
+
+        `known_file` is explained at `execute`.
+        """
         import ray
 
         node = ray.get_runtime_context().get_node_id()
@@ -254,11 +263,14 @@ class SegmentWorker:
         }
 
     def missing_files(self, entries: list[tuple[str, int, str | None]]) -> list[int]:
-        """Return the indices of those files (path, size, link target) that the node lacks."""
+        """Return the indices of those `entries` (path, size, link target or None) that this node lacks."""
         return [k for k, entry in enumerate(entries) if not _is_present(*entry)]
 
     def write_chunks(self, chunks: list[tuple[str, int, int, int, str | None, int, Any]]) -> None:
-        """Write chunks of files; a file gets its final name after its last chunk is written."""
+        """Write chunks of files; a file gets its final name after its last chunk is written.
+
+        Each chunk is (path, size of the file, mode, modification time, link target or None, position, data).
+        """
         for name, size, mode, mtime, link, position, data in chunks:
             path = Path(name)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -285,7 +297,7 @@ class SegmentWorker:
         accelerated: bool,
         folders: list[str],
     ) -> int:
-        """Run the task and return its exit code; remember the files in `folders` for `list_results`."""
+        """Run a command and return its exit code; before, remember the files in `folders` for `list_results`."""
         if any(Path(replay_folder) in Path(folder).parents for replay_folder in folders):
             Path(folder).mkdir(parents=True, exist_ok=True)
         self._stamps_before = _stamps(folders)
@@ -294,9 +306,9 @@ class SegmentWorker:
         return code
 
     def list_results(self, folders: list[str], store: str, run: str, replay: str) -> dict[str, Any]:
-        """Return the files, links and records that the replay wrote, the files that it deleted, and all objects.
+        """Return the results of `replay`: keys `files`, `links`, `records`, `deleted` and `objects`.
 
-        The objects are those in the store on this node.
+        Files are compared with those in `folders` before `run`. The objects are all objects in `store` on this node.
         """
         stamps = _stamps(folders)
         changed = [path for path, stamp in stamps.items() if self._stamps_before.get(path) != stamp]
@@ -314,11 +326,11 @@ class SegmentWorker:
         }
 
     def file_sizes(self, paths: list[str]) -> list[SizedFile]:
-        """Return (path, size, mode) of files."""
+        """Return (path, size, mode) of the files at `paths`."""
         return _file_sizes(iter(paths))
 
     def read_chunks(self, chunks: list[tuple[str, int, int]]) -> list[bytes]:
-        """Return chunks of files; each chunk is requested as (path, position, length)."""
+        """Return the bytes of each of `chunks`, which are (path, position, length)."""
         contents = []
         for path, position, length in chunks:
             with Path(path).open("rb") as file:
@@ -327,7 +339,7 @@ class SegmentWorker:
         return contents
 
     def remove_files(self, folders: list[str], store: str, run: str, replay: str) -> None:
-        """Remove the records and the folders of the replay."""
+        """Remove the record files of `replay` from `store`, and its `folders`, from this node."""
         for path in list(_record_files(store, run, replay)):
             path.unlink()
         for folder in folders:
@@ -335,7 +347,7 @@ class SegmentWorker:
 
 
 def _content(data: Any) -> bytes:
-    """Return the bytes of a chunk; if `data` is a reference, fetch them from Ray's object store."""
+    """Return the bytes of a chunk: `data` itself, or if it is a reference, the bytes from Ray's object store."""
     if isinstance(data, bytes):
         return data
     import ray
@@ -345,7 +357,7 @@ def _content(data: Any) -> bytes:
 
 
 def _is_present(path: str, size: int, link: str | None) -> bool:
-    """Return True if the node has the file `path` with this size, or a link there with the target `link`."""
+    """Return True if this node has a file at `path` with the size `size`, or if `link` is given, a link to `link`."""
     try:
         if link is not None:
             return str(Path(path).readlink()) == link
@@ -360,7 +372,7 @@ def _file_sizes(paths: Iterator[str]) -> list[SizedFile]:
 
 
 def _stamps(folders: list[str]) -> dict[str, FileStamp]:
-    """Return path -> stamp of every file and link below `folders`."""
+    """Return path -> stamp of every file and link below `folders`; links are not followed."""
     stamps = {}
     for top in folders:
         for folder, inner, names in os.walk(top):
@@ -373,7 +385,7 @@ def _stamps(folders: list[str]) -> dict[str, FileStamp]:
 
 
 def _record_files(store: str, run: str, replay: str) -> Iterator[Path]:
-    """Yield the files of a run that contain records of a replay."""
+    """Yield the record files of `run` in `store` that the replay `replay` has written."""
     for path in sorted(Path(store, "runs", run).glob("records-*.jsonl")):
         with path.open("rb") as file:
             head = file.readline(1 << 20)

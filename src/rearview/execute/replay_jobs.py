@@ -1,4 +1,4 @@
-"""Prepare replays and the folders that they run in, and judge their reports.
+"""Prepare replays and the folders that they run in, and store the verdicts on them.
 
 `ReplayJobs.prepare` makes the scratch tree and the segment file of a replay, and returns the task that an executor
 starts. `ReplayJobs.judge` reads the report of the replay and stores the verdict with the run.
@@ -48,7 +48,7 @@ from rearview.store.runs import Runs
 from rearview.store.versions.versions import Versions
 
 FOLD_FROM = 100
-"""A folder with at least this many files is linked as a whole, because making a link can take a millisecond."""
+"""Least number of files in a folder that is linked as a whole, because making one link can take a millisecond."""
 _NOT_INPUTS = {FOLDER, ".git", ".hg", "__pycache__", "node_modules", ".venv", ".tox"}
 """Names of folders whose files are never linked into a scratch tree."""
 
@@ -65,16 +65,16 @@ def make_tree(
     fold: bool = False,
     working_folder: str = "",
 ) -> tuple[str, ...]:
-    """Make `tree` look like the project at `root` when a run started, at time `before`.
+    """Make the folder `tree` look like the project at `root` when a run started, at the Unix time `before`.
 
-    `tree` gets links to files that have not changed since `before`. It gets none to `written_by_run`, the files and the
-    folders that the run created: their times are no proof, because files from an archive have the time at which the
-    archive was made. It also gets links to `inputs`, files that the run read and did not write, even if they have
-    changed; the proof of the replay then says that.
+    `tree` gets the source of `version`, and links to the files that have not changed since `before`. The files and the
+    folders in `written_by_run`, which the run created, are not linked; their times alone would not show that, because
+    files from an archive keep the time at which the archive was made. `inputs`, files that the run read and did not
+    write, are linked even if they have changed; the proof of the replay then says so.
 
     With `fold`, a folder of many files in which nothing has changed since `before` becomes a single link, but never the
-    `working_folder` (relative to the project) or a folder around it. Return these folders, relative to the tree: to
-    the program of the replay, they must look like folders (`FileView.folded`).
+    `working_folder` (relative to the project) or a folder around it. Return these folders, relative to `tree`: the
+    program of the replay must see them as folders, not as links (`FileView.folded`).
     """
     files, folders = written_by_run
     make_folder(tree)
@@ -102,11 +102,11 @@ class _Folder:
     prefix: str
     """The path relative to the project: empty, or with a separator at its end."""
     whole: bool = True
-    """Whether the folder has exactly the content that it had when the run started, so that it can be one link."""
+    """Whether the folder has exactly the content that it had when the run started; then it can be linked as a whole."""
     count: int = 0
-    """Number of files in the folder and below."""
+    """Number of files in the folder and in the folders below it."""
     files: list[tuple[str, os.DirEntry[str]]] = field(default_factory=list)
-    """(path relative to the project, entry) of each file in the folder."""
+    """(path relative to the project, directory entry) of each file directly in the folder."""
     folders: list[_Folder] = field(default_factory=list)
     """The folders directly in this folder."""
 
@@ -116,11 +116,11 @@ class _Layout:
     """Reads a project and links its inputs into a scratch tree."""
 
     before: float
-    """When the run started."""
+    """Unix time of the start of the run."""
     unlinked: frozenset[str]
-    """Files that are not linked: source, and files that the run wrote."""
+    """Paths of files that are not linked: source files, and files that the run wrote."""
     written: frozenset[str]
-    """Folders that the run created."""
+    """Paths of folders that the run created."""
     root: str
     """The real path of the project."""
     tree: Path
@@ -129,9 +129,9 @@ class _Layout:
     inputs: frozenset[str] = frozenset()
     """Files that the run read and did not write, which are linked even if they have changed."""
     folded: list[str] = field(default_factory=list)
-    """Folders that became one link each."""
+    """Folders that were linked as a whole."""
     changing: set[str] = field(init=False)
-    """Folders that contain something, perhaps in inner folders, that is not linked."""
+    """Folders with a file or folder, at any depth, that is not linked; these folders cannot be linked as a whole."""
 
     def __post_init__(self) -> None:
         paths = self.unlinked | self.written
@@ -139,7 +139,11 @@ class _Layout:
         self.changing |= self.written
 
     def read(self, path: str, prefix: str = "") -> _Folder | None:
-        """Return the inputs in a folder and below, or None if it cannot be read or is a virtual environment."""
+        """Return the folder `path` with the files that a replay may read, at any depth.
+
+        `prefix` is the path relative to the project. Return None if the folder cannot be read or is a virtual
+        environment.
+        """
         try:
             entries = list(os.scandir(path))
         except OSError:
@@ -163,7 +167,7 @@ class _Layout:
             if below is not None:
                 folder.folders.append(below)
                 folder.count += below.count
-            # a folder with a later time has lost a file, or got a new one
+            # if its time is later than the start of the run, a file in the folder was added or removed
             unchanged = entry.stat(follow_symlinks=False).st_mtime <= self.before
             folder.whole = folder.whole and below is not None and below.whole and unchanged
         folder.count += len(folder.files)
@@ -177,7 +181,10 @@ class _Layout:
         )
 
     def link(self, folder: _Folder, *, fold: bool) -> None:
-        """Link the files of a folder and of the folders in it; with `fold`, a large unchanged folder is one link."""
+        """Make links in the scratch tree to the files of `folder` and of the folders below it.
+
+        With `fold`, large unchanged folders are linked as a whole.
+        """
         if folder.files:
             make_folder(self.tree / folder.prefix)
         for relative, entry in folder.files:
@@ -195,9 +202,9 @@ class _Layout:
 
 
 def keep_recorded_texts(versions: Versions, recorded: str, version: str, tree: Path) -> None:
-    """Store the text that files of `version` had in the version `recorded`, in a folder next to `tree`.
+    """Store the text in the version `recorded` of each file that `version` changes, in a folder next to `tree`.
 
-    A program that reads its own source, for example to log it, must not see the probes.
+    A replayed program that reads its own source, for example to log it, gets these texts: it must not see the probes.
     """
     if not recorded or recorded == version:
         return
@@ -211,12 +218,12 @@ def keep_recorded_texts(versions: Versions, recorded: str, version: str, tree: P
 
 
 def recorded_texts(tree: Path) -> Path:
-    """Return the folder of recorded texts that belongs to a scratch tree."""
+    """Return the folder in which `keep_recorded_texts` stores texts for the scratch tree `tree`."""
     return tree.parent / TEXTS
 
 
 def remove_links_and_source(tree: Path) -> None:
-    """Remove everything from a scratch tree except the files that the replay wrote."""
+    """Remove everything from the scratch tree of a replay except the files that the replay wrote."""
     try:
         started = (tree.parent / "output.txt").stat().st_ctime
         laid_out = (tree.parent / "segment.json").stat().st_mtime
@@ -226,7 +233,7 @@ def remove_links_and_source(tree: Path) -> None:
 
 
 def _remove_unwritten(folder: str, started: float) -> None:
-    """Remove the links below a folder, the files that were not written after `started`, and empty folders."""
+    """Remove all links below `folder`, all files not written after the Unix time `started`, and empty folders."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
@@ -242,9 +249,10 @@ def _is_below(relative: str, folders: Collection[str]) -> bool:
 
 
 def _is_older(entry: os.DirEntry[str], before: float) -> bool:
-    """Return True if a file existed with its present content at time `before`.
+    """Return True if a file or link has not changed since the Unix time `before`.
 
-    The time of a link to a folder is that of the link itself. Return False for a dangling link.
+    For a link to a file, both link and file must be unchanged; for a link to a folder, only the link. Return False if
+    the target of the link does not exist.
     """
     if entry.stat(follow_symlinks=False).st_mtime > before:
         return False
@@ -257,9 +265,9 @@ def _is_older(entry: os.DirEntry[str], before: float) -> bool:
 
 
 def _link_target(entry: os.DirEntry[str], root: str, tree: Path) -> str:
-    """Return the target of the link to `entry`.
+    """Return the path to which the link for `entry` in the scratch tree `tree` must point: usually its own path.
 
-    If the entry is itself a link to a folder of the project at `root`, the target is that folder of the scratch tree.
+    If the entry is itself a link to a folder of the project at `root`, return the path of that folder in `tree`.
     """
     if entry.is_symlink() and entry.is_dir():
         target = os.path.realpath(entry.path)
@@ -269,7 +277,7 @@ def _link_target(entry: os.DirEntry[str], root: str, tree: Path) -> str:
 
 
 def _files_below(folder: str, prefix: str = "") -> Iterator[str]:
-    """Yield the files below a folder, relative to it."""
+    """Yield the path of each file below `folder`, relative to `folder`; each path begins with `prefix`."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
@@ -279,9 +287,9 @@ def _files_below(folder: str, prefix: str = "") -> Iterator[str]:
 
 
 _OWN_ERROR = re.compile(r"rearview\.errors\.(?:State|Replay)Error: (.+)")
-"""The last line of a traceback if Rearview, not the program, raised the exception."""
+"""Pattern of the last line of a traceback if Rearview, not the program, raised the exception; group 1: its message."""
 _TRIAL_BYTES = 64 << 10
-"""Bytes that are written to find out if the disk is full."""
+"""Bytes that are written to find out whether the disk is full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,15 +302,15 @@ class ReplayOutcome:
     log: Path
     """File with the output of the replayed program."""
     tree: Path
-    """The folder in which the replay ran, with the files that it wrote."""
+    """The working folder of the replay, with files that it wrote."""
     seconds: float = 0.0
     """Seconds that the replay took, including the start of the interpreter."""
     redone: str = ""
-    """Why the segment ran again from the start of the run; empty if it ran once."""
+    """Why the segment was repeated from the start of the run by this replay; empty for a first replay."""
 
     @property
     def proof(self) -> Proof:
-        """The verdict on the values of the replay, with the reason."""
+        """The verdict on the values that the replay logged, with its reason."""
         return proof_of(self.report)
 
     @property
@@ -312,9 +320,10 @@ class ReplayOutcome:
 
 
 def needs_rerun(report: ReplayReport, *, pinned: bool = False, shared: bool = False) -> bool:
-    """Return True if the replay must be repeated from the start of the run, to find out what was wrong.
+    """Return True if the replay must be repeated from the start of the run, because how it ran may have made it wrong.
 
-    The reason may be a restored checkpoint, the cores that the replay was `pinned` to, or a `shared` start.
+    The cause of a difference or error may be a restored checkpoint, the cores that the replay was `pinned` to, or a
+    `shared` start (forked from a process with other replays). The repeated replay does without all three.
 
     >>> needs_rerun(ReplayReport(retry=True))
     True
@@ -345,7 +354,7 @@ class ReplayJobs:
     runs: Runs
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     fold: bool = False
-    """Whether a large folder of inputs may become one link, which only processes of this machine can follow."""
+    """Whether large folders of inputs are linked as a whole; only for replays on this machine, which can follow it."""
 
     def run_folder(self, run: str) -> Path:
         """Return the folder with the records of a run and of its replays."""
@@ -361,11 +370,11 @@ class ReplayJobs:
         imports: tuple[str, ...] | None = None,
         stages: tuple[SetupStage, ...] = (),
     ) -> Task:
-        """Return a task that replays one segment of `run` with the source `version`.
+        """Return a task that replays `segment` of `run` with the source `version`.
 
-        The replay is announced at once, so that other backfills skip its iterations. `start` has the limits of the
-        request and the id of the backfill; its other fields are filled in here. `imports` are leading imports, and
-        `stages` parts of the set-up, that the replay may share with others.
+        The start of the replay is stored at once, so that other backfills skip its iterations. `start` contains the
+        limits of the request and the id of the backfill; its other fields are filled in here. The replay may share
+        `imports` (the first statements of the program) and `stages` (further statements) with other replays.
         """
         start = msgspec.structs.replace(
             start or ReplayStart(),
@@ -428,7 +437,10 @@ class ReplayJobs:
         return replace(task, stages=stages, shared_setup=shared_setup)
 
     def _setup_task(self, run: Run, version: str, segment_file: SegmentFile, task: Task) -> Task:
-        """Return a task that runs only the set-up of `task`, in a separate folder; no replay is announced."""
+        """Return a task that runs only the statements before the main loop, in a folder of its own.
+
+        It is a copy of `task`. No start of a replay is stored for it.
+        """
         name = f"{task.id}-setup-{secrets.token_hex(2)}"
         return self._copied_task(run, version, segment_file, task, name)
 
@@ -441,7 +453,7 @@ class ReplayJobs:
         name: str,
         **changes: Any,
     ) -> Task:
-        """Return a copy of `task` under another name, in a new scratch tree, with `changes` to the segment file."""
+        """Return a copy of `task` with the id `name` and a new scratch tree, and with `changes` of its segment file."""
         folder, old_folder = self.project.replays / name, self.project.replays / task.id
         tree = folder / "tree"
         segment_file = msgspec.structs.replace(
@@ -467,10 +479,13 @@ class ReplayJobs:
         )
 
     def _make_tree(self, run: Run, version: str, tree: Path) -> tuple[str, ...]:
-        """Make the scratch tree of a replay; return the folders in it that are links."""
+        """Make the scratch tree `tree` for a replay of `run` with the source `version`.
+
+        Return the folders in it that were linked as a whole, as `make_tree` does.
+        """
         root, written = self.project.root, self.runs.created_paths(run.id)
         real_root = os.path.realpath(root)
-        # if the project was moved since the run, the program could follow such a link out of its project
+        # if the project was moved since the run, the program could follow a linked folder out of its project
         fold = self.fold and run.recorded_root(real_root) == real_root
         inputs = [run.current_path(path, real_root) for path in run.end.inputs]
         folded = make_tree(
@@ -498,42 +513,43 @@ class ReplayJobs:
         first = next(replay for replay in self.runs.replays(run.id) if replay.id == task.id)
         start = msgspec.structs.replace(first.start, predicted=0.0, redoes=task.id, because=because)
         self.runs.start_replay(run.id, name, start)
-        # in a new tree, because the first tree contains files that the first replay wrote
+        # the rerun gets a new scratch tree, because the first one contains files that the first replay wrote
         rerun = self._copied_task(
             run, first.version, segment_file, task, name, jump=False, thorough=True
         )
         return replace(
             rerun,
-            threads=None,  # not pinned, so that its cores cannot be the reason
-            imports=None,  # not forked, so that a shared start cannot be the reason
+            threads=None,  # do not pin the rerun, so that its cores cannot be the reason for a difference
+            imports=None,  # do not fork the rerun, so that a shared start cannot be the reason for a difference
             stages=(),
         )
 
     def abandon(self, run: Run, task: Task, why: str) -> None:
-        """Store that a task did not end, and why; another replay will do its work.
+        """Store that the replay `task` of `run` did not end, and why; another replay will do its work.
 
-        That replay has another name and tree. If both had one name, the records of both would count; and the tree of
-        this task contains files that the run did not find at its start.
+        The other replay has another id and another scratch tree. With one id, the records of both replays would count,
+        and the tree of `task` contains files that did not exist when the run started.
         """
         self.runs.end_replay(run.id, task.id, proved=False, report=ReplayReport(error=why))
         for part in ("tree", "elsewhere"):
             shutil.rmtree(self.project.replays / task.id / part, ignore_errors=True)
 
     def interrupt(self, run: Run, task: Task) -> None:
-        """Store that the user stopped a task. The values that it has logged stay in the store."""
+        """Store that the user stopped the replay `task` of `run`. The values that it has logged stay in the store."""
         report = ReplayReport(written=self._count_records(run, task))
         self.runs.end_replay(run.id, task.id, proved=False, report=report)
 
     def _count_records(self, run: Run, task: Task) -> int:
-        """Return how many records a task and its child processes have written."""
+        """Return how many records of `run` the replay `task` and its child processes have written."""
         return sum(count_records(self.runs.folder(run.id), task.id).values())
 
     def judge(
         self, run: Run, task: Task, code: int, seconds: float, redone: str = ""
     ) -> ReplayOutcome:
-        """Read the report of a task, store the verdict with the run, and return the outcome.
+        """Read the report of the replay `task`, store the verdict with `run`, and return the outcome.
 
-        Raise OSError if the disk is full, because every further replay would fail as well.
+        `code` is the exit code of the replay's process, `seconds` how long it took, and `redone` why it repeats an
+        earlier replay. Raise OSError if the disk is full, because every further replay would fail as well.
         """
         try:
             report = msgspec.json.decode(task.report.read_bytes(), type=ReplayReport)
@@ -553,7 +569,7 @@ class ReplayJobs:
         return outcome
 
     def _try_disk(self) -> None:
-        """Raise OSError if the disk of the store is full, which may be why a replay wrote no report."""
+        """Raise OSError if the disk of the store is full; that may be the reason why a replay wrote no report."""
         try:
             with tempfile.TemporaryFile(dir=self.project.replays) as file:
                 file.write(os.urandom(_TRIAL_BYTES))
@@ -564,7 +580,9 @@ class ReplayJobs:
 
 
 def _explain(error: str, log: str) -> str:
-    r"""Return `error` with the last lines of the log, or only the message if Rearview itself raised the exception.
+    r"""Return `error` with the last lines of `log`, the output of a replay that failed.
+
+    If Rearview itself raised the exception, return only its message.
 
     >>> _explain("exit code 1", "File a.py, line 3\n    f(x)\n    ^^^^\nValueError: x is 0")
     'exit code 1: File a.py, line 3 / f(x) / ValueError: x is 0'
@@ -578,10 +596,10 @@ def _explain(error: str, log: str) -> str:
 
 
 def _threads_to_pin(run: Run, segment: Segment) -> int | None:
-    """Return the number of cores to which a replay is pinned, or None if the replay may use any core.
+    """Return the number of cores to which the replay of `segment` is pinned, or None if it may use any core.
 
-    A rerun of the whole run is not pinned. If it differs from the run, the cores cannot be the reason, so that it need
-    not be repeated.
+    A segment that runs from the start of the program is not pinned. If it differs from the run, its cores cannot be
+    the reason, and it need not be repeated.
     """
     return None if segment.rerun else threads_of(run.facts.threads, run.end.surroundings)
 
@@ -593,7 +611,10 @@ def script_of(run: Run, recorded_root: str) -> str:
 
 
 def _rebased(path: Path, old: Path, new: Path) -> Path:
-    """If the folder `path` is below `old`, create and return the corresponding folder below `new`, else `path`."""
+    """Return the folder below `new` that corresponds to `path` below `old`; create it.
+
+    If `path` is not below `old`, return `path` itself.
+    """
     if not path.is_relative_to(old):
         return path
     new_path = new / path.relative_to(old)

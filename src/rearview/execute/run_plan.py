@@ -1,8 +1,8 @@
-"""Run the segments of a plan on an executor, as many at once as it has slots.
+"""Run the segments of a plan on an executor, as many at once as the executor has slots (workers).
 
-A segment is started again if its worker was lost or taken away. If the outcome is doubtful, the segment runs again from
-the start of the run. Other backfills may work on the same runs, so that each segment is claimed just before it starts
-(`Claims`).
+A segment is started again if its process was killed, or if it was stopped because there are fewer workers. If a replay
+may be wrong only because of how it ran (`needs_rerun`), the segment runs again from the start of the run. Other
+backfills may work on the same runs; therefore each segment is claimed just before it starts (`Claims`).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from rearview.model.process_messages import ReplayFailure
 from rearview.model.run import name_of
 
 MAX_LOSSES = 3
-"""How often a segment whose process was killed is started again."""
+"""Most times that a segment is started again after its process was killed."""
 LONG = 60.0
-"""A segment that needs more seconds than this to its end is stopped when its worker is taken away."""
+"""If there are fewer workers than running segments, a segment with fewer remaining seconds than this is not stopped."""
 _POLL = 0.05
 """Seconds between checks of the running processes."""
 _READ_EVERY = 0.5
@@ -39,25 +39,25 @@ _READ_EVERY = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What `Claims.take` returns: the part of a segment that this backfill may run."""
+    """The part of a segment that this backfill may run, as `Claims.take` returns it."""
 
     task: Task | None
-    """The task that runs this part, or None if there is nothing to run now."""
+    """The task that runs this part of the segment, or None if there is nothing to run now."""
     retry_later: bool = False
-    """Whether another backfill is running a part of the segment, so that `take` must be called again later."""
+    """Whether another backfill has claimed a part of the segment; if True, `take` must be called again later."""
     filled: bool = False
     """Whether another backfill has filled the segment, wholly or in part."""
 
 
 class Claims(Protocol):
-    """Divides segments among the backfills that run at the same time."""
+    """Protocol for dividing the segments of a plan among the backfills that run at the same time."""
 
     def take(self, segment: Segment) -> Claim:
-        """Claim the part of a segment that no other backfill has filled or claimed."""
+        """Claim the part of `segment` that no other backfill has filled or claimed, and return a task for this part."""
         ...
 
     def release(self, segment: Segment, task: Task, why: str) -> None:
-        """Give up the claim of a task that did not end; `why` is stored with the replay."""
+        """Give up the claim of `task`, which did not end, on `segment`; `why` is stored with the replay."""
         ...
 
 
@@ -70,7 +70,7 @@ class _RunningSegment:
     records: RecordTail | None = None
     last_read: float = 0.0
     surplus: bool = False
-    """Whether there is no worker for the segment any more, and it only runs to its end."""
+    """Whether there are fewer workers than running segments, and this segment only runs on because it ends soon."""
 
     @property
     def rows(self) -> int:
@@ -79,30 +79,32 @@ class _RunningSegment:
 
     @property
     def reached(self) -> float | None:
-        """Fraction of the iterations up to the last record, or None before the first record."""
+        """Fraction of the segment's iterations up to its last record, or None before the first record."""
         return self.records.reached if self.records is not None else None
 
 
 @dataclass
 class Pool:
-    """Runs the segments of one plan in their order."""
+    """Runs the segments of one plan in their order, on the slots of an executor."""
 
     replays: ReplayJobs
     executor: Executor
     claims: Claims
     progress: Progress | None = None
     status: StatusFile | None = None
-    """The file in which other terminals request more or fewer workers."""
+    """The status file of the backfill, through which other terminals request more or fewer workers."""
     filled_elsewhere: set[int] = field(default_factory=set)
     """Numbers of the segments that another backfill filled, wholly or in part."""
     _losses: dict[int, int] = field(default_factory=dict)
-    """Number of a segment -> how often its process was killed."""
+    """Number of a segment -> how many times its process was killed."""
     _rerun_reasons: dict[int, str] = field(default_factory=dict)
-    """Number of a segment -> why it runs again from the start of the run."""
+    """Number of a segment -> why its replay is repeated from the start of the run."""
     _unshared: bool = False
-    """Whether segments no longer share a start, because one that shared a start was lost or differed from its run."""
+    """Whether all further segments are started as new processes, not forked. This is set after the process of a forked
+    segment was killed, or after a forked segment was wrong and its repetition as a new process was exact.
+    """
     _probe_raises: bool = False
-    """Whether the probe also raised without a shared start, so that no other segment need run twice to find out."""
+    """Whether a probe raised in a segment that was not forked. Then forking is not the reason if it raises again."""
     _slots: int = 0
     _real_seconds: float = 0.0
     """Real seconds of the segments that have ended."""
@@ -110,9 +112,10 @@ class Pool:
     """Predicted seconds of the segments that have ended."""
 
     def run(self, segments: Sequence[Segment], runs: Mapping[str, Run]) -> list[ReplayOutcome]:
-        """Run the segments and return their outcomes, in the order of the segments.
+        """Run the segments and return the outcomes of their replays, in the order of the segments.
 
-        `runs` maps the id of a run to the run. A segment that another backfill filled has no outcome.
+        `runs` is id of a run -> run. A segment that another backfill filled has no outcome; a segment that another
+        backfill filled in part may have several.
         """
         self._segments = segments
         self._runs = [runs[segment.run] for segment in segments]
@@ -151,7 +154,7 @@ class Pool:
         return [outcome for number in sorted(self._outcomes) for outcome in self._outcomes[number]]
 
     def _resize(self) -> None:
-        """Follow changes of the number of workers while segments run."""
+        """Adapt the number of slots to the workers that the user requests and that the executor has."""
         requested = self.status.requested_workers() if self.status is not None else None
         if requested is not None:
             self.executor.resize(requested)
@@ -159,7 +162,7 @@ class Pool:
         if slots != self._slots:
             self._slots = slots
             self._report("workers", 0)
-        # if a cluster has shrunk, its jobs report which segments are lost
+        # if nodes leave a cluster, their jobs end like killed processes; here, only requests of the user are handled
         surplus = 0 if requested is None else len(self._running) - requested
         for slot in sorted(self._running, key=lambda slot: -self._running[slot].started):
             running = self._running[slot]
@@ -172,7 +175,10 @@ class Pool:
                 self._stop_if_long(slot, running)
 
     def _stop_if_long(self, slot: int, running: _RunningSegment) -> None:
-        """Stop a segment and queue it again, unless it ends soon."""
+        """Stop the segment on `slot` and queue it again, unless its remaining seconds are few.
+
+        Few means less than `LONG`, or less than the seconds that it has run.
+        """
         now = time.monotonic()
         seconds_left = running.eta.seconds_left(now, running.reached, self._slowdown)
         if seconds_left < max(LONG, now - running.started):
@@ -183,7 +189,7 @@ class Pool:
         self._queue_again(running, "its worker was taken away")
 
     def _reclaim(self) -> None:
-        """If no other segment is waiting, queue the segments that other backfills had claimed."""
+        """If no segment is waiting, queue the segments that other backfills had claimed, to try again to claim them."""
         now = time.monotonic()
         if self._claimed_elsewhere and not self._waiting and now >= self._next_claim:
             self._waiting.extend((number, None) for number in self._claimed_elsewhere)
@@ -191,7 +197,7 @@ class Pool:
             self._next_claim = now + _READ_EVERY
 
     def _take_next(self) -> None:
-        """Claim the next segment, and start the part of it that this backfill may run."""
+        """Claim the next waiting segment, and start the part of it that this backfill may run."""
         number, task = self._waiting.popleft()
         if task is None:
             segment, run = self._segments[number], self._runs[number]
@@ -210,7 +216,7 @@ class Pool:
         self._start(number, task)
 
     def _skip(self, number: int, *, retry_later: bool) -> None:
-        """Leave a segment to another backfill: with `retry_later`, until that backfill ends, else for good."""
+        """Leave a segment to another backfill: with `retry_later`, try again later, else count it as ended."""
         if retry_later:
             self._claimed_elsewhere.append(number)
             return
@@ -272,7 +278,11 @@ class Pool:
         )
 
     def _store_outcome(self, slot: int, running: _RunningSegment, code: int, spent: float) -> bool:
-        """Store the outcome of a segment and return True; or queue the segment again and return False."""
+        """Store the outcome of a segment whose process ended with exit code `code` after `spent` seconds.
+
+        Return False if the segment was queued again and has no outcome yet: its process was killed, or the replay must
+        be repeated from the start of the run.
+        """
         task, run, number = running.job.task, self._runs[running.number], running.number
         if code < 0 and not task.report.exists() and self._losses.get(number, 0) < MAX_LOSSES:
             self._losses[number] = self._losses.get(number, 0) + 1
@@ -293,20 +303,21 @@ class Pool:
             self._waiting.appendleft((number, self.replays.prepare_rerun(run, task, why)))
             return False
         if number in self._rerun_reasons:
-            self._unshared = self._unshared or outcome.proved  # the shared start may be the reason
+            # if the repetition is exact, the first replay may have been wrong because it was forked
+            self._unshared = self._unshared or outcome.proved
             self._probe_raises = self._probe_raises or raised
         self._outcomes.setdefault(number, []).append(outcome)
         return True
 
     def _queue_again(self, running: _RunningSegment, why: str) -> None:
-        """Queue a segment that did not end, so that the next free worker runs it."""
+        """Release the claim of a segment that did not end, and queue it so that the next free worker runs it."""
         self.claims.release(self._segments[running.number], running.job.task, why)
         self._partly_claimed.discard(running.number)
         self._waiting.appendleft((running.number, None))
 
     @property
     def _slowdown(self) -> float:
-        """Real seconds per predicted second of the segments that have ended."""
+        """Real seconds per predicted second of the segments that have ended; 1 if none has."""
         if self._predicted_seconds <= 0:
             return 1.0
         return self._real_seconds / self._predicted_seconds
@@ -339,7 +350,7 @@ class Pool:
         )
 
     def _report_progress(self) -> None:
-        """Report the progress of each running segment, and the seconds until all segments have ended."""
+        """Publish the status, and report the progress of running segments and the predicted seconds to the end."""
         now, slowdown = time.monotonic(), self._slowdown
         under_way = tuple(
             self._segment_progress(slot, running, now, slowdown)
@@ -377,9 +388,9 @@ class Pool:
         )
 
     def _fraction(self) -> float:
-        """Return the fraction of all predicted seconds that is done; it never decreases.
+        """Return the fraction of the predicted seconds of all segments that is done; it never decreases.
 
-        If a segment runs again or becomes slower, its own fraction stays until the segment is further than before.
+        If a segment runs again or becomes slower, its own fraction stays the same until the segment is further.
         """
         numbers = {running.number for running in self._running.values()} - self._ended
         partly = sum(self._segment_fractions[k] * self._segments[k].seconds for k in numbers)

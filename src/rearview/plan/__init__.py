@@ -1,1 +1,1 @@
-"""Facts in, plan out. Pure: no clock, disk or environment."""
+"""Plan replays: facts about runs in, a plan of segments out. Pure: it reads no clock, disk or environment."""

@@ -1,4 +1,4 @@
-"""Predict the seconds of a replay, with an interval; the real seconds of earlier replays correct the prediction."""
+"""Predict the seconds of a replay, with an interval of likely values, and learn from the seconds of earlier replays."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from rearview.model import Segment
 from rearview.plan.facts import CheckpointFacts, Machine, RunFacts
 
 DEFAULT_READ = 500.0
-"""Assumed reading speed in MB/s, if nothing was measured."""
+"""Assumed reading speed of a disk in MB/s, if it was not measured."""
 DEFAULT_RESTORE = 0.006
-"""Assumed seconds of a restore without the reading, if nothing was measured."""
+"""Assumed seconds to restore a checkpoint, without reading its bytes, if no restore was measured."""
 ERROR_MEASURED = 0.15
-"""Relative error of predictions for a run that was recorded on another machine."""
+"""Least relative error of predictions for a run that was recorded on another machine, if both were measured."""
 ERROR_UNMEASURED = 0.5
-"""Relative error of such predictions if one of the two machines was never measured."""
+"""Relative error of predictions for a run that was recorded on another machine, if the two cannot be compared."""
 INTERVAL_DEVIATIONS = 1.96
-"""Standard deviations between a prediction and either end of its interval."""
+"""Number of standard deviations between a prediction and either end of its interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ class Prediction:
 
     seconds: float
     variance: float = 0.0
-    """Variance of errors that differ between segments, and so average out over many of them."""
+    """Variance of the errors that are independent in each segment, so that they average out over many segments."""
     share: float = 0.0
-    """Relative error that all segments have in common, for example because the machine is another one."""
+    """Relative error that all segments have in common, for example because they run on another machine."""
 
     def __add__(self, other: Prediction) -> Prediction:
         total = self.seconds + other.seconds
@@ -43,59 +43,62 @@ class Prediction:
         )
 
     def times(self, factor: float, *, share: float = 0.0) -> Prediction:
-        """Return the prediction times a factor, whose own relative error `share` makes the interval wider."""
+        """Return the prediction multiplied by `factor`, whose relative error `share` widens the interval."""
         total_share = math.hypot(self.share, share)
         return Prediction(self.seconds * factor, self.variance * factor**2, total_share)
 
     @property
     def half_width(self) -> float:
-        """Half of the width of the interval."""
+        """Half the width of the interval in seconds."""
         return INTERVAL_DEVIATIONS * math.sqrt(self.variance + (self.share * self.seconds) ** 2)
 
     @property
     def low(self) -> float:
-        """Lower end of the interval."""
+        """Lower end of the interval in seconds."""
         return max(0.0, self.seconds - self.half_width)
 
     @property
     def high(self) -> float:
-        """Upper end of the interval."""
+        """Upper end of the interval in seconds."""
         return self.seconds + self.half_width
 
 
 RECENT = 15
-"""Most recent replays whose seconds count; the machine may have changed since earlier replays."""
+"""Number of most recent replays whose seconds count; the machine may have changed since older replays."""
 UNCONFIRMED = 0.2
-"""Largest logarithm by which a single replay corrects predictions; two replays may correct by more."""
+"""Largest absolute logarithm of the correction after a single replay; after two replays, it may be larger."""
 JITTER = 0.25
-"""Seconds by which the time of a process varies by chance. Shorter replays hardly correct predictions."""
+"""Seconds by which the time of a process varies randomly; replays that take less time hardly correct predictions."""
 NORMAL = 1.4826
-"""Standard deviation over median absolute deviation, of normally distributed values."""
+"""Standard deviation divided by median absolute deviation, for normally distributed values."""
 
 
 @dataclass(frozen=True, slots=True)
 class CostCorrection:
-    """How much longer recent replays took than predicted, as logarithms of ratios, oldest first.
+    """A correction of predicted seconds, from the ratios of real to predicted seconds of recent replays.
 
-    The median of the logarithms counts, because one odd measurement hardly changes it. If there is only one
-    measurement, `UNCONFIRMED` bounds its effect.
+    The median of the logarithms of these ratios is used, because one odd measurement hardly changes it. If there is
+    only one measurement, `UNCONFIRMED` limits its effect.
     """
 
     logs: tuple[float, ...] = ()
+    """Logarithm of the ratio of each replay, oldest first."""
 
     def with_ratio(self, ratio: float) -> CostCorrection:
-        """Return the correction after one more replay, with the `ratio` of real to predicted seconds."""
+        """Return the correction after one more replay, whose real seconds were `ratio` times the predicted seconds."""
         value = math.log(min(max(ratio, 0.01), 100.0))
         return CostCorrection((*self.logs, value)[-RECENT:])
 
     @property
     def count(self) -> int:
-        """Number of remembered replays."""
+        """Number of replays in `logs`."""
         return len(self.logs)
 
     @property
     def typical(self) -> float:
-        """The median of the logarithms and of one 0, which stands for a correct prediction.
+        """The logarithm of the factor that corrects predictions: the median of `logs` and one 0 (no correction).
+
+        If there is only one replay, its logarithm is used, limited by `UNCONFIRMED`.
 
         >>> CostCorrection((0.7,)).typical, CostCorrection((0.7, 0.7, 3.0)).typical
         (0.2, 0.7)
@@ -106,7 +109,7 @@ class CostCorrection:
 
     @property
     def spread(self) -> float:
-        """Typical distance of the logarithms from their median, as a standard deviation; robust against outliers."""
+        """Estimated standard deviation of `logs` around `typical`, which few outliers hardly change."""
         around = self.typical
         return NORMAL * _median(abs(each - around) for each in self.logs)
 
@@ -125,20 +128,20 @@ def _median(values: Iterable[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class CostCorrections:
-    """Corrections that were learned from replays of one version and operator, of one operator, and of all runs.
+    """Corrections of predicted seconds: for all replays, for each operator, and for each version with an operator.
 
-    The more replays a version has had, the more its own correction counts.
+    The more replays with one version and operator there were, the more the correction for these two counts.
     """
 
     by: Mapping[str, CostCorrection] = field(default_factory=dict)
-    """The key is "version operator", "operator", or an empty text for all replays."""
+    """Key -> correction. The key is "version operator", "operator", or an empty text for all replays."""
     trust: float = 1.0
-    """Weight of the more general correction, as a number of replays."""
+    """Number of replays after which a specific correction counts as much as the more general one."""
     prior: float = 0.1
-    """Expected relative error of predictions before the first replay."""
+    """Assumed relative error of predictions before the first replay."""
 
     def factor(self, version: str, operator: str) -> tuple[float, float]:
-        """Return (factor that corrects a prediction, relative error of the corrected prediction)."""
+        """Return (factor by which predicted seconds must be multiplied, relative error of the product)."""
         mean, spread = 0.0, self.prior
         for key in ("", operator, f"{version} {operator}"):
             correction = self.by.get(key)
@@ -150,7 +153,9 @@ class CostCorrections:
         return math.exp(mean), spread
 
     def unknown(self, version: str, operator: str) -> float:
-        """Return which fraction of the uncertainty is left after the replays of a version; 1 if there were none.
+        """Return the fraction of the uncertainty that is left after the replays with this version and operator.
+
+        It is 1 if there were none, and decreases with each replay.
 
         >>> CostCorrections().unknown("v", "DP")
         1.0
@@ -160,9 +165,9 @@ class CostCorrections:
 
 
 def refine(corrections: CostCorrections, predicted: Segment, real: float) -> CostCorrections:
-    """Return the corrections after a replay of the segment `predicted` that took `real` seconds.
+    """Return `corrections`, updated after a replay of the segment `predicted` took `real` seconds.
 
-    `predicted.seconds` is the prediction that was made with `corrections`.
+    `predicted.seconds` must have been predicted with `corrections`.
 
     >>> from rearview.model import Operator
     >>> segment = Segment("r", "v", Operator.INNER, seconds=10.0)
@@ -186,12 +191,12 @@ def refine(corrections: CostCorrections, predicted: Segment, real: float) -> Cos
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Ratios that convert measurements of the recording machine to the machine that replays."""
+    """Ratios that convert seconds on the machine that recorded a run to seconds on the machine that replays."""
 
     compute: float = 1.0
     """Seconds of computing on the machine that replays, per second on the machine that recorded."""
     reading: float = 1.0
-    """Like `compute`, for seconds of reading."""
+    """Seconds of reading on the machine that replays, per second on the machine that recorded."""
     read: float = DEFAULT_READ
     """Reading speed of the machine that replays, in MB/s."""
     share: float = 0.0
@@ -199,7 +204,9 @@ class Speed:
 
 
 def speed(recorded: Machine | None, replaying: Machine | None) -> Speed:
-    """Return the ratios between two machines; 1 with a larger error if they cannot be compared.
+    """Return the ratios between the machine that `recorded` a run and the machine that is `replaying` it.
+
+    If the machines cannot be compared, the ratios are 1 and the error is large.
 
     >>> old, new = Machine("a", {"numpy": 2.0}, 100.0), Machine("b", {"numpy": 1.0}, 400.0)
     >>> speed(old, new)
@@ -224,7 +231,7 @@ def speed(recorded: Machine | None, replaying: Machine | None) -> Speed:
 
 
 class CostModel:
-    """Predictions for one run on one machine."""
+    """Predicts the seconds of replays of one run on one machine."""
 
     def __init__(
         self,
@@ -244,20 +251,20 @@ class CostModel:
             self._per_byte = sum(c.restore or 0.0 for c in measured) / size * self.speed.reading
 
     def startup(self) -> Prediction:
-        """Predict interpreter start, imports and set-up."""
+        """Predict the seconds from the start of a process until the program enters its outermost loop."""
         seconds = (self.facts.start + self.facts.setup) * self.speed.compute
         return Prediction(seconds, (0.05 * seconds) ** 2, self.speed.share)
 
     def restore(self, checkpoint: CheckpointFacts) -> float:
-        """Predict the seconds to load and restore a checkpoint."""
+        """Return the predicted seconds to load and restore `checkpoint`."""
         if checkpoint.restore is not None:
             return checkpoint.restore * self.speed.reading
         return self._each + checkpoint.nbytes * self._per_byte
 
     def corrected(self, raw: Prediction, operator: str) -> Prediction:
-        """Return the prediction `raw`, corrected by what earlier replays really took.
+        """Return the prediction `raw`, corrected by the real seconds of earlier replays with `operator`.
 
-        With each replay of this version on this machine, the error of the ratio between the machines counts less.
+        With each replay of the run's version with `operator`, the error of the ratio between the machines counts less.
         """
         version = self.facts.version
         factor, share = self.corrections.factor(version, operator)

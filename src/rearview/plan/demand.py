@@ -1,7 +1,7 @@
 """Find which parts of each iteration of a run's outermost loop must run to fill the requested values.
 
-The `Axis` of a run tells when each iteration was computed, and from which checkpoints a replay can start.
-The `Demand` collects from all requests which iterations must run.
+The `Axis` of a run says when each iteration was computed, and from which checkpoints a replay can start. The `Demand`
+collects from all requests which iterations must run.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ from rearview.plan.facts import (
 )
 
 BITS = 48
-"""Number of low bits of a place. A place in a run is one number, so that a million places can be compared quickly.
-The high bits are the iteration of the outermost loop. The low bits are 0 before the inner loop, i + 1 at
-iteration i of the inner loop, and END after the inner loop.
+"""Number of low bits of a place. A *place* in a run is one integer, so that a million places can be compared quickly.
+Its high bits are the iteration of the outermost loop. Its low bits are 0 before the inner loop, i + 1 at iteration i
+of the inner loop, and END after the inner loop.
 """
 END = (1 << BITS) - 1
+"""Low bits of a place after the inner loop."""
 
 
 StartPlace = tuple[int, float, float, tuple[CheckpointFacts, ...]]
 """A place where a replay can begin: (place, time, cost, checkpoints).
 
 A replay begins at the start of the program, or restores complete `checkpoints`; partial checkpoints are only compared
-(docs/decisions/partial-checkpoints.md). `time` is when the run was at the place, in seconds of computing since the
-outermost loop began. `cost` is how many seconds a process needs to get there after its set-up. A start place is a
-plain tuple, because a long history has a million of them.
+(docs/decisions/partial-checkpoints.md). `time` is when the run was at `place`, in seconds of computing since the
+outermost loop began. `cost` is how many seconds a process needs to get to `place` after its set-up. A start place is a
+plain tuple, because there may be a million of them.
 """
 START: StartPlace = (0, 0.0, 0.0, ())
 
@@ -44,8 +45,8 @@ START: StartPlace = (0, 0.0, 0.0, ())
 class Axis:
     """The outermost loop of a run as a time axis in seconds, with the places where a replay can start.
 
-    If there are several inner loops, the axis has only one of them, and assumes that this one comes first in each
-    iteration.
+    Of several inner loops, only one is considered, and it is assumed to be the first in each iteration: the loop
+    `inner_name`, or the first inner loop by default.
     """
 
     def __init__(self, cost: CostModel, inner_name: str | None = None) -> None:
@@ -55,7 +56,7 @@ class Axis:
         self.name = main.name if main else None
         self.seconds = [value * pace for value in main.seconds] if main else []
         self.edges = list(accumulate(self.seconds, initial=0.0))
-        """When each iteration begins; at the end, when the last iteration ends."""
+        """Seconds at which each iteration of the outermost loop begins; the last item is the end of the loop."""
         count = len(self.seconds)
         named = [loop for loop in facts.loops[1:] if loop.name == inner_name]
         inner = next(iter(named or facts.loops[1:]), None)
@@ -73,12 +74,12 @@ class Axis:
         self._ends: dict[int, CheckpointFacts] = {}
         self._middles: dict[int, list[tuple[int, CheckpointFacts]]] = {}
         self.at_begin: list[StartPlace] = []
-        """Outer iteration -> the start place from which its beginning is reached soonest."""
+        """Item i: the start place from which the beginning of outer iteration i is reached soonest."""
         self.at_end: list[StartPlace] = []
-        """Outer iteration -> the start place from which the end of its inner loop is reached soonest."""
+        """Item i: the start place from which the end of the inner loop in outer iteration i is reached soonest."""
 
     def find_starts(self) -> None:
-        """Fill `at_begin` and `at_end`, which only questions about iterations or the code after the loop need."""
+        """Fill `at_begin` and `at_end`; they are needed only if iterations or the code after the loop must run."""
         self._sort_checkpoints(self.cost.facts.checkpoints)
         self._find_best_starts()
 
@@ -88,11 +89,11 @@ class Axis:
         return len(self.seconds)
 
     def pace(self, iteration: int) -> float:
-        """Return the mean seconds of one inner iteration in an outer `iteration`."""
+        """Return the mean seconds of one iteration of the inner loop in `iteration` of the outermost loop."""
         return self.inner[iteration] / max(self.counts[iteration], 1)
 
     def best_start_before(self, iteration: int, inner: int) -> StartPlace:
-        """Return the start place from which iteration `inner` of the inner loop is reached soonest."""
+        """Return the start place from which a replay reaches inner iteration `inner` of `iteration` soonest."""
         best = self.at_begin[iteration]
         for index, checkpoint in self._middles.get(iteration, ()):
             if index > inner:
@@ -105,7 +106,7 @@ class Axis:
         return best
 
     def _sort_checkpoints(self, checkpoints: Sequence[CheckpointFacts]) -> None:
-        """Sort the complete checkpoints of the outermost and of the inner loop by their place."""
+        """Store the complete checkpoints in `_begins`, `_ends` and `_middles`, by outer iteration."""
         name, inner, count = self.name, self.inner_name, self.count
         begins, ends, middles = self._begins, self._ends, self._middles
         for checkpoint in checkpoints:
@@ -125,9 +126,9 @@ class Axis:
             in_iteration.sort(key=lambda item: item[0])
 
     def _find_best_starts(self) -> None:
-        """Find the start place from which each iteration is reached soonest.
+        """Fill `at_begin` and `at_end` with the start place from which each iteration is reached soonest.
 
-        If the nearest checkpoint is slow to restore, this may be an earlier one.
+        This is not always the nearest checkpoint: one that is slow to restore is passed over.
         """
         restore, edges, inner = self.cost.restore, self.edges, self.inner
         begins, ends, middles = self._begins, self._ends, self._middles
@@ -154,7 +155,7 @@ class Axis:
             at_end(best)
 
 
-# what must run in one iteration of the outermost loop: plain numbers, because there may be a million iterations
+# parts of one iteration of the outermost loop that must run; plain numbers, because there may be a million iterations
 NONE = 0
 HEAD = 1
 """The code before the inner loop."""
@@ -165,31 +166,31 @@ RUN = 4
 
 
 class Demand:
-    """Collects which parts of which iterations of one run must be executed."""
+    """Collects from requests which parts of which iterations of one run must be executed."""
 
     def __init__(self, axis: Axis, facts: RunFacts) -> None:
         self.axis = axis
         self.facts = facts
         self.needs: dict[int, int] = {}
-        """Outer iteration -> what must run in it, a sum of HEAD, TAIL and RUN."""
+        """Outer iteration -> parts that must run in it, a sum of HEAD, TAIL and RUN."""
         self.low: dict[int, int] = {}
-        """Outer iteration -> its first requested inner iteration."""
+        """Outer iteration -> first requested iteration of the inner loop."""
         self.high: dict[int, int | None] = {}
-        """Outer iteration -> the end of its requested inner iterations; None means the end of the inner loop."""
+        """Outer iteration -> end (not included) of the requested inner iterations; None: the end of the inner loop."""
         self.inner: dict[str, tuple[int, int | None]] = {}
-        """Inner loop -> the range that contains all its requested iterations."""
+        """Inner loop -> (first, end) of the smallest range with all its requested iterations; None: no end."""
         self.within: InnerIterations | None = None
         self.not_entered_inside: set[int] = set()
-        """Outer iterations whose inner loop a replay may only enter at its first iteration."""
+        """Outer iterations in which a replay must run the inner loop from its first iteration."""
         self.setup = self.after = self.whole = False
         self.cells = self.nbytes = 0
         self.approximate = False
-        """Whether the number of cells is partly a guess."""
+        """Whether `cells` (the number of requested values) is partly a guess."""
         self.at_least = False
-        """Whether there may be more cells than were counted."""
+        """Whether there may be more requested values than `cells`."""
 
     def add(self, request: ValueRequest) -> str:
-        """Add a request; return why the run cannot answer it, or an empty text."""
+        """Add the parts of iterations that `request` needs; return why the run cannot answer it, or an empty text."""
         if not request.loops:
             if request.at:
                 return _not_in_loop(request, request.at[0].loop)
@@ -206,7 +207,7 @@ class Demand:
                 )
             self.after = True
             self.whole |= request.depth is not None and request.depth < 0
-            # the statement reads values that are collected in the loop, so all iterations must run
+            # the statement reads variables that probes assign in the loop, so all iterations must run
             self.whole |= request.feeds
             return ""
         return self._add_in_loops(request)
@@ -259,7 +260,7 @@ class Demand:
             self.not_entered_inside.update(iterations)
 
     def _count_cells(self, iterations: Iterable[int], request: ValueRequest) -> int:
-        """Return the number of cells in `iterations` of the outermost loop."""
+        """Return the number of values that `request` asks for in `iterations` of the outermost loop."""
         depth = len(request.loops)
         if depth == 1:
             return sum(1 for _ in iterations)
@@ -274,7 +275,7 @@ class Demand:
         if loop is None:
             return sum(1 for _ in iterations)
         counts, counted = loop.counts, loop.counted
-        if isinstance(iterations, range):  # all iterations: the usual question over a long history
+        if isinstance(iterations, range):  # all iterations: the usual case, so it must be fast
             iterations = range(min(len(iterations), len(counts)))
             self.approximate |= not (counted.start <= 0 and len(iterations) <= counted.stop)
             return sum(counts[: len(iterations)])
@@ -287,13 +288,13 @@ class Demand:
         at = next((a for a in request.at if a.loop == loop_names[1]), None)
         facts = next((f for f in self.facts.loops if f.name == loop), None)
         values = facts.values if facts is not None else None
-        # if the values of the target differ at each entry, any iteration may be the selected one
+        # if the target variable has other values each time the loop is entered, any iteration may be the selected one
         selection = None if facts is not None and facts.varied else at
         any_selected = False
         most_inner = max(self.axis.counts, default=0)
         for k in iterations:
             is_counted = facts is None or k in facts.counted
-            # if the inner iterations were not counted, assume the largest number that was counted anywhere
+            # if the inner iterations were not counted here, assume the largest number of any outer iteration
             count = self.axis.counts[k] if is_counted else most_inner
             self.approximate |= not is_counted
             inner_indices = (
@@ -334,21 +335,21 @@ class Demand:
         return ""
 
     def _extend_inner_range(self, loop: str, span: tuple[int, int | None]) -> None:
-        """Extend the requested range of an inner loop so that it contains `span`."""
+        """Extend the requested range of the inner loop `loop` so that it contains `span` (first, end)."""
         first, last = self.inner.get(loop, span)
         high = None if last is None or span[1] is None else max(last, span[1])
         self.inner[loop] = (min(first, span[0]), high)
 
 
 def _not_in_loop(request: ValueRequest, loop: str) -> str:
-    """Return why a request cannot be answered that selects iterations of a `loop` that is not around the statement."""
+    """Return why `request` cannot be answered: it selects iterations of `loop`, which is not around the statement."""
     loops = [f"`{name_of(each)}`" for each in request.loops]
     around = f"only in {' and '.join(loops)}" if loops else "but outside all loops"
     return f"`{request.names[0]}` is not logged in a loop `{loop}`, {around}"
 
 
 def _values_text(values: Sequence[TargetValue] | None) -> str:
-    """Return text that lists the first values of a loop's target, to end a sentence.
+    """Return the end of a sentence that lists the first values of a loop's target variable; empty without values.
 
     >>> _values_text(["a", "b"]), _values_text(None), _values_text(range(9))
     (': a, b', '', ': 0, 1, 2, 3, 4 and so on')

@@ -1,6 +1,7 @@
 """Divide the work of a survey into segments for several workers.
 
-All workers get about the same predicted seconds, and runs of higher priority come first. The first functions only
+The work for a run is a list of *atoms* (`plan.replay.Work`). A segment gets ranges of atoms. All workers get about the
+same predicted seconds, and runs with a smaller `priority` come first. `schedule`, `lower_bound` and `balance` only
 handle seconds: when each segment ends, the shortest possible time, shares of equal length.
 """
 
@@ -18,18 +19,19 @@ from rearview.plan.cost import Prediction
 from rearview.plan.replay import Survey, Work, gc_disabled, operator_of
 
 TimedAtoms = tuple[float, int, int]
-"""(seconds, first atom, end): the atoms `first <= i < end` of a run, and how long they take."""
+"""(seconds, first, end): the atoms `first <= i < end` of a run, and the seconds that they take together."""
 MAX_EXCHANGES, MAX_CANDIDATES = 200, 16
-"""Most exchanges of atoms between shares; how many of the emptiest shares are considered for each exchange."""
+"""Most exchanges of atoms between shares; number of the emptiest shares that are considered for each exchange."""
 UNEVENNESS = 0.001
-"""Fraction of the mean load by which the fullest share may exceed the mean."""
+"""Exchanges end if the fullest share exceeds the mean by at most this fraction of the mean."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """When each segment ends if workers take the segments in order."""
+    """The times at which segments end if `workers` workers take them in order."""
 
     ends: tuple[float, ...]
+    """Seconds from the start of the first segment to the end of each segment."""
     workers: int
 
     @property
@@ -39,7 +41,7 @@ class Schedule:
 
 
 def schedule(seconds: Sequence[float], workers: int) -> Schedule:
-    """Return when each segment ends if a free worker always takes the next segment.
+    """Return when each segment ends if a free worker always takes the next one; item i of `seconds` is its duration.
 
     >>> schedule([3.0, 2.0, 2.0], workers=2).ends
     (3.0, 2.0, 4.0)
@@ -54,10 +56,10 @@ def schedule(seconds: Sequence[float], workers: int) -> Schedule:
 
 
 def lower_bound(seconds: Sequence[float], workers: int) -> float:
-    """Return a time that no schedule of these segments can beat.
+    """Return a lower bound for the seconds of any schedule of segments that take `seconds`.
 
-    The time is at least the mean load of a worker. And of the `k * workers + 1` longest segments, some worker
-    must run `k + 1`.
+    A schedule takes at least the sum of `seconds` divided by `workers`. And of the `k * workers + 1` longest segments,
+    one worker must run `k + 1`.
 
     >>> lower_bound([1.0] * 5, workers=4)
     2.0
@@ -76,7 +78,7 @@ def lower_bound(seconds: Sequence[float], workers: int) -> float:
 
 
 def balance(timed_atoms: list[TimedAtoms], count: int) -> list[list[TimedAtoms]]:
-    """Divide `timed_atoms`, sorted by length with the longest first, into `count` shares of nearly equal seconds.
+    """Divide `timed_atoms`, which must be sorted with the longest first, into `count` shares of nearly equal seconds.
 
     >>> shares = balance([(3.0, 0, 1), (3.0, 1, 2), (2.0, 2, 3), (2.0, 3, 4), (2.0, 4, 5)], 2)
     >>> sorted(sum(seconds for seconds, _, _ in share) for share in shares)
@@ -113,10 +115,11 @@ def balance(timed_atoms: list[TimedAtoms], count: int) -> list[list[TimedAtoms]]
 def _exchange(
     shares: list[list[TimedAtoms]], loads: list[float], full: int
 ) -> tuple[int, TimedAtoms, TimedAtoms | None] | None:
-    """Return the exchange that lowers the load of the fullest share `full` most, or None if no exchange lowers it.
+    """Return the best exchange (share, give, take) between the fullest share `full` and an emptier one.
 
-    It consists of the number of an emptier share, the atoms to give to that share, and the atoms to take from that
-    share, or None to take nothing.
+    `share` is the number of the emptier share, `give` the atoms that it gets, and `take` the atoms that `full` gets
+    from it, or None for nothing. `loads` are the seconds of each share. The best exchange makes the fuller of the two
+    as short as possible. Return None if no exchange makes `full` shorter.
     """
     best, least_load = None, loads[full] - 1e-9
     giving = sorted(shares[full])
@@ -127,7 +130,7 @@ def _exchange(
         taking = sorted(shares[emptier])
         lengths = [seconds for seconds, _, _ in taking]
         for give in giving:
-            # the best atoms to take are the two whose lengths are next to the ideal length
+            # the best atoms to take are those whose seconds are just below or just above the ideal seconds
             at = bisect_left(lengths, give[0] - ideal)
             for take in (None, *taking[max(0, at - 1) : at + 1]):
                 change = give[0] - (take[0] if take is not None else 0.0)
@@ -142,23 +145,26 @@ def _exchange(
 AtomRanges = tuple[tuple[int, int], ...]
 """Ranges of atoms, `first <= i < last`, that one process executes in order: the content of one segment."""
 PER_WORKER = (0.125, 0.25, 0.5, 1, 1.2, 1.5, 1.75, 2, 2.5, 3, 4, 6)
-"""Numbers of segments per worker with which a division of the work is tried."""
+"""Numbers of segments per worker that are tried when the work is divided."""
 MAX_TRIES = 16
-"""Most segment lengths that are tried to fill all workers."""
+"""Number of segment lengths that `_fill_workers` tries."""
 EXTRA_TIME = 0.01
-"""Fraction by which a plan may take longer so that there are segments for workers that are added later."""
+"""Fraction by which duration and computing of a plan may grow to have segments for workers that are added later."""
 MIN_GAIN = 0.005
-"""Fraction of its duration by which a plan must end sooner than another one to be worth more computing."""
+"""A plan with more computing than another one must save at least this fraction of the other plan's duration."""
 GAIN_PER_SECOND = 2 / 3
 """Seconds by which a plan must end sooner for each additional second of computing per worker."""
 NOTICED = 0.5
-"""Seconds that must be saved to make it worth dividing a run, or restoring checkpoints instead of running again."""
+"""Least seconds to save by dividing the work further, or by restoring checkpoints instead of rerunning a run."""
 RISK = 0.05
-"""Fraction of a rerun's time that restoring must save at least, because after a failed restore the run runs again."""
+"""Least fraction of a rerun's seconds that restoring must save: if a restore fails, the rerun comes on top."""
 
 
 def shortest_possible(survey: Survey, workers: int) -> float:
-    """Return a time that no plan can beat, because the blocks of `_RunDivider.blocks` are never divided."""
+    """Return a lower bound for the seconds of any plan; it holds because blocks of atoms are never divided.
+
+    Blocks are explained at `_RunDivider`.
+    """
     blocks: list[float] = []
     start = min((work.startup.seconds for work in survey.work), default=0.0)
     for work in survey.work:
@@ -171,8 +177,8 @@ def shortest_possible(survey: Survey, workers: int) -> float:
 class _RunDivider:
     """Divides the atoms of one run into segments.
 
-    Only at some atoms can another process start without repeating work (`Work.start_atoms`). The atoms from one of
-    these up to the next are a block, which is never divided.
+    A process can start without repeating work only at some atoms (`Work.start_atoms`). The atoms from one of these up
+    to the next are a *block*, which is never divided.
     """
 
     def __init__(self, work: Work) -> None:
@@ -184,7 +190,7 @@ class _RunDivider:
         self.ends = [*work.start_atoms, self.total]
 
     def cost(self, ranges: AtomRanges) -> float:
-        """Return the seconds of a process that executes these ranges of atoms."""
+        """Return the predicted seconds of a process that executes `ranges` of atoms, including its start."""
         spent, cold, sums = self.start, self.work.cold_seconds, self.sums
         for first, last in ranges:
             if first < last:
@@ -192,7 +198,7 @@ class _RunDivider:
         return spent
 
     def divide_by_limit(self, limit: float) -> list[AtomRanges]:
-        """Return consecutive segments, each as long as `limit` seconds allow and at least one block long."""
+        """Return consecutive segments, each with as many blocks as fit into `limit` seconds, but at least one."""
         starts, cold, sums = self.ends, self.work.cold_seconds, self.sums
         segments: list[AtomRanges] = []
         at = 0
@@ -206,7 +212,10 @@ class _RunDivider:
         return segments or [((0, 0),)]
 
     def divide_evenly(self, count: int, limit: float) -> list[AtomRanges]:
-        """Return at most `count` consecutive segments, whose longest one is as short as possible."""
+        """Return at most `count` consecutive segments, such that the longest segment is as short as possible.
+
+        `limit` is an upper bound in seconds for the longest segment.
+        """
         if count == 1:
             return [((0, self.total),)]
         low, high = 0.0, limit
@@ -219,16 +228,19 @@ class _RunDivider:
         return self.divide_by_limit(high)
 
     def scatter(self, count: int) -> list[AtomRanges]:
-        """Return `count` segments, each with several ranges from all over the run.
+        """Return at most `count` segments, each with several ranges of atoms that need not be consecutive.
 
-        Their lengths are more equal than those of consecutive segments. A process reaches its next range by
-        restoring a checkpoint, which is cheaper than starting another process.
+        The segments have more equal lengths than consecutive ones. Their processes restore a checkpoint to get to the
+        next range, which is cheaper than starting another process.
         """
         shares = balance(self.blocks(), count)
         return [_join_adjacent(sorted((a, b) for _, a, b in share)) for share in shares if share]
 
     def fill(self, limit: float) -> list[AtomRanges]:
-        """Return segments of at most `limit` seconds; all but the last segment are nearly that long."""
+        """Return segments of blocks that need not be consecutive; all but the last take nearly `limit` seconds.
+
+        A segment takes more than `limit` seconds only if it is a single block.
+        """
         rooms: list[tuple[float, int]] = []
         shares: list[list[tuple[int, int]]] = []
         for seconds, first, last in self.blocks():
@@ -241,7 +253,10 @@ class _RunDivider:
         return [_join_adjacent(sorted(share)) for share in shares] or [((0, self.total),)]
 
     def blocks(self) -> list[TimedAtoms]:
-        """Return the blocks of the run, each with its seconds in a process that starts with the block; longest first."""
+        """Return (seconds, first, end) of each block, longest first.
+
+        `seconds` are those of a process that begins with this block, without the start of the process.
+        """
         cold, sums = self.work.cold_seconds, self.sums
         timed_atoms = [(cold[a] + sums[b] - sums[a + 1], a, b) for a, b in pairwise(self.ends)]
         return sorted(timed_atoms, reverse=True)
@@ -266,13 +281,13 @@ def divide(
     growth: int = 1,
     rerun: bool = False,
 ) -> Plan:
-    """Return the plan that ends first on `workers`; its segments are ordered by priority.
+    """Return the plan that ends first on `workers` workers; its segments are ordered by priority.
 
-    A run is divided only where a process can start without repeating work. With more and smaller segments, the
-    workers end more equally, but each segment costs a start, so several sizes are tried. With a `budget`, the plan
-    has only segments that end within `budget` seconds. With a `growth` above 1, the plan has up to
-    `growth * workers` segments if they cost almost nothing more, so that workers can be added later. With
-    `rerun`, a run runs again from its start in one process if restoring would not be noticeably faster.
+    A run is divided only where a process can start without repeating work. If there are more and smaller segments, the
+    workers end at more equal times, but each segment needs a start, so several sizes are tried. With a `budget`, the
+    plan has only segments that end within `budget` seconds. With a `growth` above 1, the plan has up to `growth *
+    workers` segments if they cost almost nothing more, so that workers can be added later. With `rerun`, a run is
+    executed again from its start in one process if restoring checkpoints would not be noticeably faster.
     """
     dividers = [_RunDivider(work) for work in survey.work]
     best = _in_order(dividers, [[((0, divider.total),)] for divider in dividers])
@@ -299,7 +314,9 @@ def divide(
 
 
 def _least_gain(added: float, spent: float, workers: int) -> float:
-    """Return how much sooner than after `spent` seconds a plan must end to be worth `added` seconds of computing.
+    """Return how many seconds a plan must save of a duration of `spent` to be worth `added` seconds of computing.
+
+    If `added` is negative, the result is negative, too: the plan may take longer by this.
 
     >>> _least_gain(3.0, 5.0, workers=2), _least_gain(0.3, 5.0, workers=2), _least_gain(-3.0, 5.0, workers=2)
     (1.0, 0.5, -1.0)
@@ -311,14 +328,14 @@ def _least_gain(added: float, spent: float, workers: int) -> float:
 
 
 def _worth_restoring(divider: _RunDivider, ranges: AtomRanges) -> bool:
-    """Return True if a process that restores checkpoints is noticeably faster than a rerun of the run."""
+    """Return True if one process with `ranges` of atoms, restoring checkpoints, is noticeably faster than a rerun."""
     work = divider.work
     saved = work.rerun - divider.cost(ranges)
     return saved >= max(NOTICED, RISK * work.rerun) or not work.iterations
 
 
 def _rerun(divider: _RunDivider) -> Segment:
-    """Return one segment with all the work of a run; it starts with the program and restores nothing."""
+    """Return one segment with all the work of a run, which starts with the program and restores no checkpoint."""
     work = divider.work
     planned = _segment(divider, ((0, divider.total),))
     seconds = work.rerun - divider.start
@@ -340,7 +357,7 @@ def _rerun(divider: _RunDivider) -> Segment:
 def _candidate_divisions(
     dividers: list[_RunDivider], workers: int
 ) -> Iterator[list[list[AtomRanges]]]:
-    """Yield ways to divide all runs, beginning with few segments; each has a list of segments for every run."""
+    """Yield ways to divide all runs: item i of each is the list of segments of run i. The first have few segments."""
     for share in PER_WORKER:
         limit = _limit(dividers, int(share * workers))
         if limit is None:
@@ -356,9 +373,9 @@ def _candidate_divisions(
 
 
 def _fill_workers(dividers: list[_RunDivider], workers: int) -> list[list[AtomRanges]]:
-    """Return segments of nearly equal length, one for each worker; only the last segment of each run is shorter.
+    """Return a division (segments of each run) in which each worker gets one long segment or several short ones.
 
-    One worker runs the short segments of several runs.
+    The segments have nearly equal lengths; only the last segment of each run is shorter.
     """
     high = sum(divider.start + divider.sums[-1] for divider in dividers)
     low = high / workers
@@ -376,7 +393,10 @@ def _fill_workers(dividers: list[_RunDivider], workers: int) -> list[list[AtomRa
 def _divide_further(
     dividers: list[_RunDivider], best: list[tuple[int, AtomRanges]], workers: int, max_segments: int
 ) -> list[tuple[int, AtomRanges]]:
-    """Return more and smaller segments, up to `max_segments`, if they cost almost nothing more."""
+    """Return a division with more segments than `best`, up to `max_segments`, if it costs almost nothing more.
+
+    If there is none, return `best`. Segments are (number of the run, ranges of atoms).
+    """
     spent, total = _duration_and_cost(dividers, best, workers)
     for count in range(max_segments, len(best), -max(1, workers // 2)):
         limit = _limit(dividers, count)
@@ -398,7 +418,10 @@ def _divide_further(
 def _duration_and_cost(
     dividers: list[_RunDivider], segments: list[tuple[int, AtomRanges]], workers: int
 ) -> tuple[float, float]:
-    """Return (seconds until all segments have ended, seconds of computing in all segments together)."""
+    """Return (seconds until `workers` have ended all `segments`, seconds of computing in all segments together).
+
+    Segments are (number of the run's divider, ranges of atoms).
+    """
     seconds = [dividers[i].cost(ranges) for i, ranges in segments]
     shared = sum(
         (count - 1) * dividers[i].shareable for i, count in Counter(i for i, _ in segments).items()
@@ -409,7 +432,7 @@ def _duration_and_cost(
 def _in_order(
     dividers: list[_RunDivider], divisions: list[list[AtomRanges]]
 ) -> list[tuple[int, AtomRanges]]:
-    # longest first among equal priorities: short segments fill the gaps at the end
+    # of equal priorities, the longest segment first, because short ones fill the last gaps in the schedule
     keyed = [
         (dividers[i].work.facts.priority, -dividers[i].cost(ranges), i, ranges)
         for i, own_segments in enumerate(divisions)
@@ -419,9 +442,9 @@ def _in_order(
 
 
 def _limit(dividers: list[_RunDivider], max_segments: int) -> float | None:
-    """Return the shortest length of segments with which all runs have at most `max_segments` together.
+    """Return the least limit in seconds for which `divide_by_limit` divides all runs into at most `max_segments`.
 
-    Return None if there are more runs than that.
+    Return None if there are more runs than `max_segments`.
     """
     if len(dividers) > max_segments:
         return None
@@ -436,7 +459,7 @@ def _limit(dividers: list[_RunDivider], max_segments: int) -> float | None:
 
 
 def _segment(divider: _RunDivider, ranges: AtomRanges) -> Segment:
-    """Return the segment of the plan that executes `ranges` of atoms."""
+    """Return the segment of the plan that executes `ranges` of atoms of the run of `divider`."""
     work, loops = divider.work, divider.work.facts.loops
     operator = operator_of(work, *ranges[0])
     seconds = divider.cost(ranges) - divider.start
@@ -476,7 +499,10 @@ def _segment(divider: _RunDivider, ranges: AtomRanges) -> Segment:
 
 
 def _inner(work: Work, iterations: Sequence[int]) -> tuple[tuple[str, int, int | None], ...]:
-    """Return (loop, first, last) of requested inner iterations, in `iterations` of the outermost loop."""
+    """Return (loop, first, last) for each inner loop of which only iterations `first <= i < last` are requested.
+
+    The ranges hold for all `iterations` of the outermost loop; `last` of None is the end of the inner loop.
+    """
     if work.within is None or any(loop == work.within.loop for loop, _, _ in work.inner):
         return work.inner
     first, last = work.within.enclosing_range(iterations)

@@ -1,4 +1,4 @@
-"""Explain a plan to the user: its work, its cost, and questions that would cost less."""
+"""Explain a plan to the user: its work, its cost, and how the question could be changed to cost less."""
 
 from __future__ import annotations
 
@@ -14,57 +14,66 @@ from rearview.plan.facts import At, RunQuestion, TargetValue, ValueRequest
 from rearview.plan.replay import Survey, Work, work_of
 
 SAMPLE = 20
-"""About how many runs are planned again to find out how much time a cheaper question would save."""
+"""Approximate number of runs for which a cheaper question is planned, to estimate the seconds that it saves."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheaperQuestion:
-    """A suggestion how to change the question so that replays take less time."""
+    """A suggestion to the user how to change the question so that replays take less time."""
 
     saves: float
-    """Predicted seconds of computing that it saves."""
+    """Predicted seconds of computing that the changed question saves."""
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerEstimate:
-    """How long the work takes with a certain number of workers."""
+    """The predicted duration of the work with a certain number of workers."""
 
     workers: int
     seconds: float
     segments: int
     balance: float
-    """The shortest possible duration divided by the planned one."""
+    """Lower bound of the duration divided by `seconds`; 1 if no plan can be faster."""
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What a plan costs and why, before it runs."""
+    """The predicted cost of a plan, and how it is composed."""
 
     segments: tuple[Segment, ...]
     seconds: float
-    """Seconds of computing of all segments together."""
+    """Predicted seconds of computing of all segments together."""
     low: float
+    """Lower end of the interval in which `seconds` probably are."""
     high: float
+    """Upper end of the interval in which `seconds` probably are."""
     startup: float
+    """Seconds until the programs enter their outermost loops; one process for each run."""
     restoring: float
+    """Seconds of restoring checkpoints."""
     running: float
+    """Seconds of computing iterations."""
     wasted: float
     """The part of `running` that is only needed to reach the requested iterations."""
     cells: int
+    """Number of missing values."""
     nbytes_written: int
+    """Bytes of the new values in the store."""
     nbytes_read: int
+    """Bytes of the checkpoints that are read."""
     workers: tuple[WorkerEstimate, ...]
     cheaper: tuple[CheaperQuestion, ...]
     refusals: tuple[tuple[str, str], ...]
+    """(run, reason) for each run that cannot be replayed."""
 
 
 def explain(
     survey: Survey, plan: Plan, *, workers: Sequence[int] = (1, 2, 4, 8), rerun: bool = False
 ) -> Explanation:
-    """Return what a plan costs, how long it takes with each number of `workers`, and cheaper questions.
+    """Return the cost of `plan`, its duration with each number in `workers`, and cheaper questions.
 
-    `rerun` is explained at `divide`.
+    `survey` is the work from which the plan was made. `rerun` is explained at `divide`.
     """
     startup = sum(work.startup.seconds for work in survey.work)
     rerun_runs = {segment.run for segment in plan.segments if segment.rerun}
@@ -144,7 +153,7 @@ def _cheaper_questions(survey: Survey, total: float) -> list[CheaperQuestion]:
 
 
 def _fewer_iterations(all_work: Sequence[Work]) -> list[CheaperQuestion]:
-    """Return a suggestion to request only half of the iterations of the outermost loop, if there are several."""
+    """Return a suggestion to request only half of the iterations of the outermost loop; empty if no run has several."""
     iterated = [work for work in all_work if len(work.iterations) > 1 and not work.whole]
     if not iterated:
         return []
@@ -166,7 +175,10 @@ def _fewer_iterations(all_work: Sequence[Work]) -> list[CheaperQuestion]:
 
 
 def _first_inner_iterations(all_work: Sequence[Work]) -> list[CheaperQuestion]:
-    """Return a suggestion to request only the first iterations of the inner loop, if that would save work."""
+    """Return a suggestion to request only the first iterations of the inner loop.
+
+    Return an empty list if no inner loop must run, or the values of its target variable do not increase.
+    """
     inner = [
         work
         for work in all_work
@@ -204,7 +216,10 @@ def _first_inner_iterations(all_work: Sequence[Work]) -> list[CheaperQuestion]:
 
 
 def _rising(values: Sequence[TargetValue] | None) -> bool:
-    """Return True if the values of a loop increase, so that an upper bound selects the first iterations."""
+    """Return True if the values of a loop's target variable increase; an upper bound then selects first iterations.
+
+    `values` of None are the indices of the iterations.
+    """
     if values is None:
         return True
     numbers = [value for value in values if isinstance(value, int | float)]
@@ -220,9 +235,10 @@ def _requests(work: Work) -> tuple[ValueRequest, ...]:
 
 
 def _saved(all_work: Sequence[Work], change: Callable[[Work, ValueRequest], ValueRequest]) -> float:
-    """Return how many seconds the changed question would save; `change` returns the changed request for a run.
+    """Return how many seconds of `all_work` a changed question would save.
 
-    If there are many runs, only a sample is planned again.
+    `change` is a function (work of a run, request) -> changed request. If there are many runs, only a sample is
+    planned.
     """
     sample = all_work[:: max(1, len(all_work) // SAMPLE)]
     before = after = 0.0

@@ -22,20 +22,20 @@ _PARTS = re.compile(r"""((?:"[^"]*"|'[^']*'|[^/])*)(?:/|\Z)""")
 class At:
     """A selection of iterations of one loop: `first <= value < last`, as in a slice.
 
-    The values are those of the loop's target variable, because users know an iteration by its value. A bound
-    of None limits nothing.
+    `value` is the value of the loop's target variable in an iteration, because users know iterations by these values.
+    If `first` or `last` is None, the selection has no limit on that side.
     """
 
     loop: str
     first: float | str | None = None
     last: float | str | None = None
     single: bool = False
-    """Whether only the iteration whose value is `first` is selected."""
+    """Whether only the iteration with the value `first` is selected; `last` is then None."""
 
     def indices(self, count: int, values: Sequence[float | str] | None = None) -> list[int]:
         """Return the indices of the selected iterations of a loop with `count` iterations.
 
-        `values` are the values of the loop's target; None means that they are the indices.
+        `values` are the values of the loop's target variable; None means that they are the indices.
 
         >>> At("epoch", 1, 3).indices(10)
         [1, 2]
@@ -51,7 +51,7 @@ class At:
             high = count if self.last is None else min(count, int(-(-self.last // 1)))
             return list(range(low, high))
         if self.single:
-            # a text value that looks like a number was parsed as a number
+            # if the loop's values are texts, `first` may be a text that was parsed as a number
             accepted = {self.first, str(self.first)}
             return [i for i in range(count) if values[i] in accepted]
         return [i for i in range(count) if self._within(values[i])]
@@ -78,7 +78,7 @@ class At:
 def parse_at(text: str) -> tuple[At, ...]:
     """Return the selections of iterations that a user wrote, outermost loop first.
 
-    Ranges are half-open, like slices.
+    Raise UsageError if the text has another form. The end of a range is not included, as in slices.
 
     >>> parse_at("epoch=3:5")
     (At(loop='epoch', first=3, last=5, single=False),)
@@ -140,12 +140,12 @@ EVERY_ITERATION = range(1 << 62)
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """How fast a machine is, according to a short measurement."""
+    """A machine, with its measured speed."""
 
     name: str
     """Name of the hardware: two machines with equal hardware have equal names."""
     kernels: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of each standard computation; empty if the machine was never measured."""
+    """Name of a standard computation -> its seconds on this machine; empty if the machine was never measured."""
     read: float = 0.0
     """Disk reading speed in MB/s; 0 if it was not measured."""
     write: float = 0.0
@@ -155,87 +155,90 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFacts:
-    """What the planner knows about a checkpoint."""
+    """Facts for the planner about a checkpoint."""
 
     id: str
     point: Point
     edge: Edge = Edge.START
     complete: bool = True
     nbytes: int = 0
-    """Bytes that a replay reads to restore the checkpoint after it has restored the one before."""
+    """Bytes that a replay reads to restore the checkpoint right after the previous checkpoint."""
     restore: float | None = None
     """Measured seconds to load and restore the checkpoint; None means that they are predicted from its size."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoopFacts:
-    """What the planner knows about a loop of a run and all its iterations."""
+    """Facts for the planner about the outermost loop of a run, or about a loop directly inside that loop."""
 
     name: str
     """The id of the loop; two loops may have equal names, but not equal ids."""
     seconds: Sequence[float]
-    """For the outermost loop: seconds of each iteration. For an inner loop: seconds of all its iterations
-    together, in each iteration of the loop around it.
+    """Item i, for the outermost loop: seconds of its iteration i. For an inner loop: seconds of the whole inner loop
+    in iteration i of the outermost loop.
     """
     counts: Sequence[int] = ()
-    """For an inner loop: its number of iterations in each iteration of the loop around it."""
+    """For an inner loop, item i: number of its iterations in iteration i of the outermost loop."""
     values: Sequence[TargetValue] | None = None
-    """The value of the loop's target in each iteration; None if the values are the indices."""
+    """The value of the loop's target variable in each iteration; None if the values are the indices."""
     counted: range = EVERY_ITERATION
-    """Iterations of the loop around it in which `counts` was measured; `counts` of all other iterations is a guess."""
+    """Iterations of the outermost loop for which `counts` was measured; for all others, `counts` is a guess."""
     varied: bool = False
-    """Whether the target had different values each time the loop was entered, so that no value identifies an iteration."""
+    """Whether the target variable had different values each time the loop was entered; then `values` cannot be used to
+    select iterations.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class DeepFacts:
-    """What the planner knows about a loop that is inside two or more other loops."""
+    """Facts for the planner about a loop that is inside two or more other loops."""
 
     counts: Sequence[int]
-    """Its number of iterations in each iteration of the outermost loop."""
+    """Item i: number of iterations of the loop in iteration i of the outermost loop, over all times it was entered."""
     counted: range = EVERY_ITERATION
-    """Iterations of the outermost loop in which `counts` was measured; `counts` of all other iterations is a guess."""
+    """Iterations of the outermost loop for which `counts` was measured; for all others, `counts` is a guess."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What the planner knows about a run."""
+    """Facts for the planner about a run."""
 
     run: str
     version: str
-    """The version that replays execute; it contains the probes."""
+    """Id of the version that replays execute: the source of the run with the probes inserted."""
     loops: tuple[LoopFacts, ...] = ()
     """The outermost loop, then the loops directly inside it, in the order of execution."""
     deep: Mapping[tuple[str, ...], DeepFacts] = field(default_factory=dict)
-    """Loops inside two or more others. The key is the loop path without the outermost loop; in older runs it
-    consists of names, not of ids.
+    """Loop path without the outermost loop -> facts about the innermost loop of the path, for paths of three or more
+    loops. In runs of older versions of Rearview, these paths consist of names, not of ids.
     """
     start: float = 0.0
-    """Seconds of interpreter start and imports."""
+    """Seconds that a replay takes from the start of its process until the program begins."""
     setup: float = 0.0
-    """Seconds from the end of `start` to the start of the outermost loop."""
+    """Seconds from the beginning of the program until it enters the outermost loop."""
     after: float = 0.0
     """Seconds from the end of the outermost loop to the end of the program."""
     shareable: float = 0.0
-    """Seconds of `start` and `setup` that only the first of several processes for this run spends: all other
-    processes are forked from one that has done the imports.
+    """Seconds of `start` and `setup` that are spent only once for all segments of the run, because their processes are
+    forked from a process that has already done the imports.
     """
     checkpoints: tuple[CheckpointFacts, ...] = ()
     finished: bool = True
     machine: Machine | None = None
     blocked: str = ""
-    """Why the run cannot be replayed at all, such as a missing package; empty if it can."""
+    """Reason why the run cannot be replayed, such as a missing package; empty if it can."""
     priority: float = 0.0
+    """Runs with smaller values are replayed first."""
 
 
 @dataclass(frozen=True, slots=True)
 class InnerIterations:
-    """Requested iterations of one inner loop."""
+    """The requested iterations of one inner loop, which may differ between iterations of the outermost loop."""
 
     loop: str
     spans: Mapping[int, tuple[int, int | None]]
-    """Iteration of the outermost loop -> requested inner iterations, `first <= index < last`; a `last` of None
-    means up to the end. In an outer iteration that is not a key, all inner iterations are requested.
+    """Iteration of the outermost loop -> (first, last): inner iterations `first <= index < last` are requested, or all
+    from `first` on if `last` is None. In an outer iteration that is not a key, all inner iterations are requested.
     """
 
     def of(self, outer: int, indices: Sequence[int]) -> list[int]:
@@ -248,7 +251,9 @@ class InnerIterations:
         return [i for i in indices if first <= i and (last is None or i < last)]
 
     def enclosing_range(self, indices: Iterable[int]) -> tuple[int, int | None]:
-        """Return the smallest range that contains all requested inner iterations of the outer iterations `indices`.
+        """Return the smallest range (first, last) with all requested inner iterations, for outer iterations `indices`.
+
+        `last` is not included; None means the end of the inner loop.
 
         >>> InnerIterations("step", {2: (5, 9), 4: (3, 6)}).enclosing_range([2, 4])
         (3, 9)
@@ -261,31 +266,31 @@ class InnerIterations:
 
 @dataclass(frozen=True, slots=True)
 class ValueRequest:
-    """Values that are requested of a run, and where the run logs them."""
+    """Values of one log statement that are requested of a run, and where in the run the statement is."""
 
     names: tuple[str, ...]
     loops: tuple[str, ...] = ()
     """Ids of all loops around the log statement, including loops in callers of its function, outermost first."""
     place: str = "alone"
-    """Where the log statement is relative to the loops at the same depth: before, between or after them;
-    alone if there are none.
+    """Where the log statement is relative to other loops in the same block: `before`, `between` or `after` them, or
+    `alone` if there are none.
     """
     depth: int | None = None
-    """How many of `loops`, from the outermost, a replay may enter at a later iteration than the first. None means
+    """How many of `loops`, from the outermost in, a replay may enter at a later iteration than the first. None means
     all of them; a number below 1 means none.
     """
     feeds: bool = False
-    """Whether the log statement reads values that probes collect in inner loops, so that these loops must run."""
+    """Whether the log statement reads variables that probes assign in inner loops, so that these loops must run."""
     at: tuple[At, ...] = ()
     """Selections of the requested iterations; empty if all are requested."""
     missing_iterations: frozenset[int] | None = None
     """Indices of iterations of the outermost loop that lack a value; None means all iterations."""
     cell_bytes: int = 64
-    """Stored bytes of one value."""
+    """Assumed size in bytes of one stored value."""
     within: InnerIterations | None = None
     """Requested iterations of one inner loop; None means all iterations of all inner loops."""
     uncounted: bool = False
-    """Whether the log statement is inside loops whose iterations were not counted."""
+    """Whether the number of values is unknown, because loops around the log statement were not counted."""
 
 
 @dataclass(frozen=True, slots=True)

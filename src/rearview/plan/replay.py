@@ -1,6 +1,6 @@
-"""Find the work that must be replayed in each run to fill the requested values, and by which operator.
+"""Find which iterations of each run must be replayed to fill the requested values, and how each is reached.
 
-`survey` is the first half of planning. The second half, `divide_work.divide`, turns the survey into segments.
+`survey` is the first half of planning. The second half, `divide_work.divide`, divides this work into segments.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rearview.plan.facts import CheckpointFacts, InnerIterations, Machine, RunFa
 
 @contextlib.contextmanager
 def gc_disabled() -> Iterator[None]:
-    """Disable Python's garbage collection while the body runs.
+    """Disable Python's garbage collection while the body of the `with` statement, or the decorated function, runs.
 
     A plan for a thousand runs creates a million tuples and no cycles; collection would take a third of the time.
     """
@@ -34,20 +34,20 @@ def gc_disabled() -> Iterator[None]:
 
 Checkpoints = tuple[CheckpointFacts, ...]
 Atom = tuple[int, int, float, Checkpoints, float, Checkpoints]
-"""(iteration, what must run, warm seconds, warm restores, cold seconds, cold restores), as explained in `Work`."""
+"""(iteration, needs, warm seconds, warm restores, cold seconds, cold restores), as explained in `Work`."""
 RECORD_SECONDS = 35e-6
 """Seconds that it takes to log one value: guard the probe, build the point, write a record."""
 NEGLIGIBLE = 1e-3
-"""Seconds per iteration; if logging takes less time, its time is not counted."""
+"""Seconds per iteration; if logging takes less than this, it is not included in predictions."""
 
 
 @dataclass(slots=True)
 class Work:
-    """The work for one run, as atoms in the order of the run. `iterations` to `cold_restores` have an item for each.
+    """The work for one run, as a list of *atoms* in the order of the run.
 
-    An atom is one iteration of the outermost loop, or the code after the loop. Its warm seconds and restores are
-    those of a process that has just done the atom before. Its cold seconds and restores are those of a process that
-    starts with this atom.
+    An atom is one iteration of the outermost loop, or the code after the loop. The fields from `iterations` to
+    `cold_restores` have one item for each atom. The warm seconds and restores of an atom (checkpoints to restore) are
+    those of a process that has just done the previous atom; the cold ones are those of a process that starts with it.
     """
 
     facts: RunFacts
@@ -56,19 +56,19 @@ class Work:
     startup: Prediction
     iterations: list[int] = field(default_factory=list)
     needs: list[int] = field(default_factory=list)
-    """What must run in each iteration: a sum of HEAD, TAIL and RUN."""
+    """Parts that must run in each iteration: a sum of HEAD, TAIL and RUN (`plan.demand`)."""
     warm_seconds: list[float] = field(default_factory=list)
     cold_seconds: list[float] = field(default_factory=list)
     warm_restores: list[Checkpoints] = field(default_factory=list)
     cold_restores: list[Checkpoints] = field(default_factory=list)
     start_atoms: list[int] = field(default_factory=list)
-    """Indices of atoms with which another process can start without repeating work."""
+    """Indices of atoms with which another process can start without repeating work of earlier atoms."""
     inner: tuple[tuple[str, int, int | None], ...] = ()
-    """(loop, first, last) of requested iterations of inner loops."""
+    """(loop, first, last): only inner iterations `first <= i < last` are requested; `last` of None: to the end."""
     within: InnerIterations | None = None
-    """Requested iterations of an inner loop, if they differ between outer iterations."""
+    """Requested iterations of an inner loop, if they differ between outer iterations; else None."""
     whole: bool = False
-    """Whether a probe carries values from iteration to iteration, so that no iteration can be skipped."""
+    """Whether a probe uses values that it collects over all iterations, so that no iteration can be skipped."""
     tail: bool = False
     """Whether the last atom is the code after the loop."""
     lead_seconds: float = 0.0
@@ -76,19 +76,20 @@ class Work:
     rerun: float = 0.0
     """Predicted seconds of one process that restores nothing and runs up to the last requested value."""
     noise: float = 0.0
-    """Variance per second of computing."""
+    """Variance of the predicted seconds, per second of computing."""
     cells: int = 0
+    """Number of missing values that the work fills."""
     approximate: bool = False
-    """Whether the number of cells is partly a guess."""
+    """Whether `cells` is partly a guess."""
     at_least: bool = False
-    """Whether there may be more cells than were counted."""
+    """Whether there may be more missing values than `cells`."""
     nbytes: int = 0
     """Bytes of the new values in the store."""
     question: RunQuestion | None = None
     """The question that this work answers."""
 
     def add(self, atoms: Sequence[Atom]) -> None:
-        """Append atoms."""
+        """Append `atoms`, each with one item to the fields from `iterations` to `cold_restores`."""
         if not atoms:
             return
         iterations, needs, warm, warm_restores, cold, cold_restores = zip(*atoms, strict=True)
@@ -101,14 +102,14 @@ class Work:
 
     @property
     def seconds(self) -> float:
-        """Predicted seconds if one process does all the work, without corrections from earlier replays."""
+        """Predicted seconds if one process does all the work; the seconds of earlier replays do not correct them."""
         first = self.cold_seconds[0] if self.cold_seconds else 0.0
         return self.startup.seconds + first + sum(self.warm_seconds[1:])
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The work for all runs, and the runs that cannot be replayed, each with a reason."""
+    """The work for all runs that can be replayed, and the reasons why others cannot."""
 
     work: tuple[Work, ...]
     refusals: tuple[tuple[str, str], ...]
@@ -122,9 +123,10 @@ def survey(
     machine: Machine | None = None,
     corrections: CostCorrections | None = None,
 ) -> Survey:
-    """Return the work that answers the questions, and the runs that cannot answer theirs.
+    """Return the work that fills the values requested in `questions`, and the runs that cannot be replayed.
 
-    `machine` is the machine that will replay; `corrections` come from earlier replays.
+    `machine` is the machine that will replay, or None if it is unknown. `corrections` of predicted seconds come from
+    earlier replays.
     """
     work: list[Work] = []
     refusals: list[tuple[str, str]] = []
@@ -144,7 +146,10 @@ def survey(
 
 
 def work_of(question: RunQuestion, cost: CostModel) -> Work | str:
-    """Return the work for one run, or the reason why the run cannot answer, or an empty text if nothing must run."""
+    """Return the work for the run of `question`; or why the run cannot answer; or an empty text if nothing must run.
+
+    `cost` predicts the seconds of the run's replays.
+    """
     axis = Axis(cost, _inner_loop(question))
     demand = Demand(axis, question.facts)
     reasons = [reason for request in question.requests if (reason := demand.add(request))]
@@ -170,7 +175,7 @@ def work_of(question: RunQuestion, cost: CostModel) -> Work | str:
 
 
 def _add_writing(work: Work) -> float:
-    """Add the seconds of logging the new values, divided equally among the atoms; return their sum."""
+    """Add the seconds of logging the new values to the atoms of `work`, in equal shares; return the added seconds."""
     each = RECORD_SECONDS * work.cost.speed.compute * work.cells / max(1, len(work.warm_seconds))
     if each > NEGLIGIBLE:
         work.warm_seconds = [seconds + each for seconds in work.warm_seconds]
@@ -180,7 +185,11 @@ def _add_writing(work: Work) -> float:
 
 
 def _inner_loop(question: RunQuestion) -> str | None:
-    """Return the inner loop that the plan takes into account: a requested one, or one with checkpoints at its end."""
+    """Return the id of the inner loop that the plan considers, or None for the first inner loop.
+
+    If values are requested in an inner loop, it is that loop. If not, it is an inner loop that replays may skip,
+    preferably one with many checkpoints at its end.
+    """
     loops = question.facts.loops[1:]
     deep = [request.loops[1] for request in question.requests if len(request.loops) > 1]
     if deep or len(loops) < 2:
@@ -196,9 +205,9 @@ def _inner_loop(question: RunQuestion) -> str | None:
 
 
 def _noise(seconds: list[float]) -> float:
-    """Return the variance per second of the iterations' seconds.
+    """Return the variance of the iterations' `seconds`, per second of computing.
 
-    It is computed from differences of successive iterations, so that a trend does not count.
+    It is computed from the differences of successive iterations, so that a slow change over the run does not count.
     """
     count, total = len(seconds) - 1, sum(seconds)
     if count < 1 or total <= 0:
@@ -208,7 +217,7 @@ def _noise(seconds: list[float]) -> float:
 
 
 def _add_all_iterations(work: Work, axis: Axis, demand: Demand) -> None:
-    """Add an atom for every iteration from the first of the run to the last requested one."""
+    """Add an atom for every iteration from the first one to the last requested one; no checkpoint is restored."""
     last = axis.count - 1 if demand.after else max(demand.needs)
     work.start_atoms.append(0)
     work.add([(k, RUN, axis.seconds[k], (), axis.edges[k + 1], ()) for k in range(last + 1)])
@@ -220,13 +229,13 @@ def _add_all_iterations(work: Work, axis: Axis, demand: Demand) -> None:
 
 
 def _add_needed_iterations(work: Work, axis: Axis, demand: Demand) -> None:
-    """Add an atom for each iteration that the demand needs, with the cheapest way to reach it."""
+    """Add an atom to `work` for each iteration in `demand.needs`, with the checkpoints that reach it soonest."""
     edges, inner, seconds = axis.edges, axis.inner, axis.seconds
     needs = demand.needs
     place = 0
     position = lead = 0.0
     start_atoms = work.start_atoms
-    rows: list[Atom] = []  # all added in one call, which is much faster
+    rows: list[Atom] = []  # collected, because adding all atoms in one call is much faster
     for k in sorted(needs):
         need = needs[k]
         begin, end, extra = edges[k], edges[k + 1], 0.0
@@ -276,9 +285,10 @@ def _add_needed_iterations(work: Work, axis: Axis, demand: Demand) -> None:
 
 
 def _both_ends(axis: Axis, k: int, best_start: StartPlace) -> StartPlace:
-    """Return the start place for an iteration `k` of which the code before and after the inner loop must run.
+    """Return the start place if in iteration `k`, the code before and the code after the inner loop must run.
 
-    Its cost includes the code before the inner loop, and a restore that skips the inner loop.
+    Its cost includes the code before the inner loop, and restoring the checkpoint of `best_start`, which skips the
+    inner loop.
     """
     key, time, paid, chain = axis.at_begin[k]
     spent = paid + axis.edges[k] - time + axis.seconds[k] - axis.inner[k] + best_start[2]
@@ -288,7 +298,7 @@ def _both_ends(axis: Axis, k: int, best_start: StartPlace) -> StartPlace:
 def _add_after(work: Work, axis: Axis, place: int, position: float) -> None:
     """Add the code after the outermost loop as the last atom.
 
-    `place` and `position` are where the atom before it ends: as a place and in seconds.
+    `place` is the place (see `demand.BITS`) at which the previous atom ends, and `position` its time in seconds.
     """
     seconds_after = work.facts.after * work.cost.speed.compute
     end = axis.edges[-1]
@@ -308,7 +318,7 @@ def _add_after(work: Work, axis: Axis, place: int, position: float) -> None:
 
 
 def operator_of(work: Work, first: int, last: int) -> Operator:
-    """Return the operator of a segment that runs the atoms `first <= i < last`."""
+    """Return the operator (the way of replaying) of a segment that runs the atoms `first <= i < last` of `work`."""
     if not work.iterations:
         return Operator.SETUP
     if work.whole:

@@ -1,8 +1,11 @@
 """The published planners of CHEX, a system that replays many versions as one tree: PRP-v1, PRP-v2, Parent Choice, LFU.
 
-Each planner returns the steps of a replay that keeps checkpoints in one cache level only. `tree.check` counts the
-cost of the steps; the sums of the published listings are not used, because they count some computations twice or not
-at all. The planners ignore checkpoints that existed before: `order` first splits the tree at these checkpoints.
+Each planner returns the steps of a replay that keeps checkpoints in one cache level only. `tree.check` computes the
+seconds of the steps; the sums of the published listings are not used, because they count some computations twice or
+not at all. The planners ignore checkpoints that existed before the replay: `order` splits the tree at these
+checkpoints first.
+
+In this module, a node is *kept* if the state after it is checkpointed and not yet evicted.
 """
 
 from __future__ import annotations
@@ -22,25 +25,26 @@ from rearview.plan.versions.tree import (
 )
 
 KeptAncestors = tuple[tuple[int, int], ...]
-"""(node, cache level) of each ancestor of a node whose state is kept, from the root down."""
+"""(node, cache level) of each kept ancestor of a node, from the root down."""
 Choice = Callable[[int, KeptAncestors], tuple[Collection[int], int]]
-"""Function (node, its kept ancestors) -> (children for which the state of the node is kept, cache level).
+"""Function (node, its kept ancestors) -> (children whose subtrees are replayed while the node is kept, cache level).
 
-If it returns no children, the state is not kept.
+If it returns no children, the node is not kept.
 """
 
 
 def depth_first_steps(tree: Tree, choose: Choice) -> list[ReplayStep]:
-    """Return the steps of a depth-first replay that keeps the states of the nodes that `choose` selects.
+    """Return the steps of a depth-first replay that keeps the nodes that `choose` selects.
 
-    The children for which a state is kept are replayed first; then the state is evicted.
+    The subtrees of the children for which a node is kept are replayed first; then the node is evicted, and the
+    subtrees of its other children are replayed.
     """
     steps = StepBuilder(tree)
-    # (node to replay, its kept ancestors) or (node to evict, level, None)
+    # (node to replay, its kept ancestors), or (node to evict, its cache level, None)
     stack: list[tuple[int, KeptAncestors] | tuple[int, int, None]] = [
         (root, ()) for root in reversed(tree.roots)
     ]
-    to_keep: list[tuple[int, int]] = []  # nodes to keep on the path that is being computed
+    to_keep: list[tuple[int, int]] = []  # (node, level) of nodes to keep on the current path
     path_base: tuple[int, int] = (START, 0)
     to_evict: list[tuple[int, int]] = []
 
@@ -78,9 +82,9 @@ def depth_first_steps(tree: Tree, choose: Choice) -> list[ReplayStep]:
 def depth_first_cost(
     tree: Tree, kept_nodes: Collection[int], room: float, level: CacheLevel | None = None
 ) -> float:
-    """Return the seconds of a depth-first replay that keeps `kept_nodes`, or infinity if their states do not fit.
+    """Return the seconds of a depth-first replay that keeps `kept_nodes`, or infinity if they do not fit into `room`.
 
-    CHEX calls this cost DFSCost.
+    `level` has the seconds of saving and loading, by default none. CHEX calls this cost DFSCost.
     """
     level = level or CacheLevel(room)
     total = 0.0
@@ -96,7 +100,7 @@ def depth_first_cost(
             used_bytes[node] += tree.cells[node].size
             if used_bytes[node] > room:
                 return float("inf")
-            # the first child continues from the state in the process, without a load
+            # no load for the first child: its computation continues in the process that has this state
             total += tree.save(node, level) - tree.load(node, level)
         if not has_children or node in kept_nodes:
             total += tree.load(nearest_kept[node], level) + tree.between(nearest_kept[node], node)
@@ -106,9 +110,10 @@ def depth_first_cost(
 def prp(
     tree: Tree, room: float | Levels, *, per_byte: bool = False, level: int = 0
 ) -> list[ReplayStep]:
-    """Return the steps of the Persistent Root Policy: keep the node that saves most seconds, and repeat.
+    """Return the steps of the Persistent Root Policy, which selects one more node to keep as long as that saves time.
 
-    With `per_byte`, keep the node that saves most seconds per byte (PRP-v2); without, it is PRP-v1.
+    Without `per_byte`, it selects the node that saves most seconds (PRP-v1); with `per_byte`, the node that saves most
+    seconds per byte (PRP-v2). `level` is the index of the cache level in `room`.
     """
     cache_level = levels_of(room)[level]
     kept_nodes: set[int] = set()
@@ -127,10 +132,11 @@ def prp(
 
 
 def _savings(tree: Tree, kept_nodes: set[int], level: CacheLevel) -> Iterator[tuple[int, float]]:
-    """Yield (node, seconds saved by keeping the node, too): the difference of two `depth_first_cost`.
+    """Yield (node, seconds saved by keeping it besides `kept_nodes`) for each node that still fits into `level`.
 
-    Keeping a node changes only the cost of nodes below it that begin from the same kept state. So one pass up and one
-    pass down the tree are enough for all nodes; the published listing computes the whole tree again for each node.
+    The seconds are the difference of two results of `depth_first_cost`. Keeping a node changes only the cost of nodes
+    below it that begin from the same kept node. So one pass up and one pass down the tree are enough for all nodes;
+    the published listing computes the whole tree again for each node.
     """
     count = len(tree)
     nearest_kept, used_bytes = [START] * count, [0.0] * count
@@ -161,17 +167,17 @@ def _savings(tree: Tree, kept_nodes: set[int], level: CacheLevel) -> Iterator[tu
 def parent_choice(
     tree: Tree, room: float | Levels, *, states: int = 60_000, level: int = 0
 ) -> list[ReplayStep]:
-    """Return the steps of Parent Choice, which decides for each child whether its parent is kept.
+    """Return the steps of Parent Choice, which decides for each child whether its parent is kept while it is replayed.
 
-    As published, a situation is a node with the set of its kept ancestors. There are up to 2^height sets, so raise if
-    there are more than `states` situations.
+    It examines *situations*: a node with the set of its kept ancestors. There may be 2^height of these sets for a
+    node; raise if there are more than `states` situations. `level` is the index of the cache level in `room`.
     """
     cache_level = levels_of(room)[level]
     costs: dict[tuple[int, tuple[int, ...]], float] = {}
     choices: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = {}
     situations: list[tuple[int, tuple[int, ...], float]] = [(root, (), 0.0) for root in tree.roots]
     known_situations = {(node, ancestors) for node, ancestors, _ in situations}
-    # (node, kept ancestors, room used) of every situation, parents first; the loop appends to this list
+    # `situations` has (node, kept ancestors, bytes that these use), parents first; this loop appends to it
     for node, ancestors, used_bytes in situations:
         cell = tree.cells[node]
         options: list[tuple[tuple[int, ...], float]] = [(ancestors, used_bytes)]
@@ -207,7 +213,7 @@ def parent_choice(
             min(costs[c, with_node], costs[c, ancestors]) for c in children
         )
         if kept_for:
-            # the published listing leaves out the seconds to compute the kept node
+            # unlike in the published listing, the seconds to compute the kept node are counted
             seconds = tree.load(nearest_kept, cache_level) + tree.between(nearest_kept, node)
             costs[node, ancestors] += (
                 seconds + tree.save(node, cache_level) - tree.load(node, cache_level)
@@ -222,10 +228,10 @@ def parent_choice(
 
 
 def lfu(tree: Tree, room: float | Levels, *, level: int = 0) -> list[ReplayStep]:
-    """Return the steps of a least-frequently-used cache, which replays the versions in their order.
+    """Return the steps of a replay of the versions in their order, with a least-frequently-used cache.
 
-    The worth of a node is its number of uses times the cells in its subtree, divided by its size. Nodes of least worth
-    are evicted.
+    The worth of a node is its number of uses times the number of cells in its subtree, divided by its size. If a node
+    does not fit, nodes of less worth are evicted. `level` is the index of the cache level in `room`.
     """
     cache_level = levels_of(room)[level]
     subtree_sizes = tree.subtree_sizes()
@@ -268,5 +274,5 @@ def lfu(tree: Tree, room: float | Levels, *, level: int = 0) -> list[ReplayStep]
 
 
 def sequential(tree: Tree) -> list[ReplayStep]:
-    """Return the steps that compute every leaf from the start and keep nothing."""
+    """Return the steps that compute every leaf from the start, without any checkpoint."""
     return depth_first_steps(tree, lambda _node, _kept: ((), 0))

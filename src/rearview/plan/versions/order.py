@@ -1,9 +1,12 @@
 """Choose the order in which the versions of a tree are replayed, within a limit on the size of kept checkpoints.
 
-The planner `auto` tries all published planners, so it is never worse than the best one. A dynamic program covers all
-depth-first orders that keep only ancestors of the current node. A beam search finds other orders, in large trees block
-by block. A best-first search over all legal sequences then tries to improve the best order until its limit is
-reached; the lower bound that this search has proved gives the gap.
+The planner `auto` tries all published planners (`chex_planners`), so it is never worse than the best of them. It also
+tries a dynamic program over all depth-first orders that keep only ancestors of the current node, and a beam search
+(`search`) for other orders, which handles large trees in blocks. Finally, a best-first search over all legal orders
+tries to find a better one until its limit is reached. This search also proves a lower bound, from which the gap is
+computed.
+
+A node is *kept* if the state after it is checkpointed and not yet evicted.
 """
 
 from __future__ import annotations
@@ -38,13 +41,13 @@ from rearview.plan.versions.tree import (
 )
 
 BLOCK_LEAVES = 12
-"""In large trees, orders that are not depth-first are tried within subtrees of up to this many leaves."""
+"""Most leaves of a block: a subtree of a large tree in which orders that are not depth-first are tried."""
 BEAM_LEAVES = 60
-"""In trees of up to this many leaves, a beam search tries orders that are not depth-first."""
+"""Most leaves of a tree for which a beam search over the whole tree is tried."""
 GRIDS = (64, 20, 10, 5)
-"""Numbers of equal parts into which the dynamic program divides the room of a level, from fine to coarse."""
+"""Numbers of equal units into which the dynamic program divides the room of a cache level, from fine to coarse."""
 MAX_SITUATIONS = 150_000
-"""Situations that the dynamic program examines at most; if there are more, the room is divided more coarsely."""
+"""Most situations that the dynamic program examines; if there are more, it rounds sizes to coarser units (`GRIDS`)."""
 PLANNERS = ("auto", "prp1", "prp2", "pc", "lfu", "none")
 
 
@@ -54,18 +57,18 @@ class Order:
 
     steps: tuple[ReplayStep, ...]
     seconds: float
-    """Wall seconds of the steps on `workers`."""
+    """Seconds until the last of `workers` has ended its steps."""
     bound: float
     """Lower bound: no order takes fewer seconds."""
     by: str
-    """The planner that found the steps."""
+    """Name of the planner that found the steps."""
     tried: Mapping[str, float] = field(default_factory=dict)
-    """Planner -> seconds of the steps that this planner found."""
+    """Name of each planner that was tried -> seconds of the steps that it found."""
     workers: int = 1
 
     @property
     def gap(self) -> float:
-        """Largest fraction of the cost that a better order could save."""
+        """Largest fraction of `seconds` that a better order could save, according to `bound`."""
         return 0.0 if self.seconds <= 0 else max(0.0, 1.0 - self.bound / self.seconds)
 
 
@@ -78,10 +81,11 @@ def order(
     patience: int = 20_000,
     may_continue: Callable[[], bool] = lambda: True,
 ) -> Order:
-    """Return the best order found for replaying a tree; `room` has the cache levels, or the bytes of a single level.
+    """Return the best order found for replaying `tree` on `workers` workers.
 
-    The search ends after `patience` situations, or when `may_continue` returns False. The tree is split at existing
-    checkpoints: the nodes below such a checkpoint are replayed from the checkpoint.
+    `room` are the cache levels, or the bytes of a single level. `planner` is one of `PLANNERS`. The search ends after
+    `patience` situations, or when `may_continue` returns False. The tree is split at existing checkpoints: the nodes
+    below such a checkpoint are replayed from the checkpoint.
     """
     if planner not in PLANNERS:
         raise PlanError(
@@ -96,7 +100,7 @@ def order(
         if planner == "auto":
             sequences, lower_bound = _auto(part_tree, levels, patience, may_continue)
             if base != START:
-                # computing the state of a slow checkpoint again could be cheaper, so the bound must be lower
+                # another order could compute the state of `base` again, which may be faster than loading it
                 lower_bound -= max(0.0, part_tree.start - tree.cells[base].seconds) * len(
                     part_tree.leaves
                 )
@@ -140,10 +144,10 @@ def _best_planner(
     levels: Levels,
     workers: int,
 ) -> str:
-    """Return the name of the planner whose order is used.
+    """Return the name of the planner with the best order in `candidates`; `tried` are the seconds of each order.
 
-    On several workers, the order may take up to 1 % longer than the fastest if it computes fewer seconds in total:
-    workers share the machine, so computing a cell twice always costs something.
+    With several workers, an order that takes up to 1 % longer than the fastest one is better if it computes fewer
+    seconds in total: workers share the machine, so computing a cell twice always costs something.
     """
 
     def rank(name: str) -> tuple[float, bool]:
@@ -157,7 +161,7 @@ def _best_planner(
 
 
 def _renumbered(step: ReplayStep, base: int, nodes: list[int]) -> ReplayStep:
-    """Return a step of a part with the node numbers of the whole tree."""
+    """Return `step`, made for a part of the tree, with the node numbers of the whole tree (`Tree.parts`)."""
     if step.node == START:
         level = EXISTING if base != START else step.level
         return step._replace(node=base, child=nodes[step.child], level=level)
@@ -166,7 +170,7 @@ def _renumbered(step: ReplayStep, base: int, nodes: list[int]) -> ReplayStep:
 
 
 def _with_final_evictions(steps: list[ReplayStep]) -> list[ReplayStep]:
-    """Return the steps and evictions of all states kept at the end, so that the next part has the whole room."""
+    """Return `steps` and evictions of all nodes that are still kept, so that the next part has the whole room."""
     kept_states: dict[tuple[int, int], None] = {}
     for step in steps:
         if step.do is Do.CHECKPOINT:
@@ -177,12 +181,15 @@ def _with_final_evictions(steps: list[ReplayStep]) -> list[ReplayStep]:
 
 
 def _lower_bound(tree: Tree) -> float:
-    """Return a lower bound in seconds for every order: each cell is computed once, each leaf needs a start or a load."""
+    """Return a lower bound in seconds for every order of `tree`, without searching for an order.
+
+    Each cell is computed at least once, and each leaf needs a new process or a restore.
+    """
     return search(tree, max((cell.size for cell in tree.cells), default=0), patience=0)[1]
 
 
 def _longest_path(tree: Tree) -> float:
-    """Return the seconds of the longest path that has to be computed in sequence."""
+    """Return the seconds of the longest path of nodes, which one worker must compute in sequence."""
     return max(
         (part.start + reach for _, _, part in tree.parts() for reach in part.reach), default=0.0
     )
@@ -202,7 +209,7 @@ def _published_steps(tree: Tree, levels: Sequence[CacheLevel], planner: str) -> 
 def _auto(
     tree: Tree, levels: Sequence[CacheLevel], patience: int, may_continue: Callable[[], bool]
 ) -> tuple[dict[str, list[ReplayStep]], float]:
-    """Return the steps of every planner for a tree without existing checkpoints, and the bound."""
+    """Return (name of a planner -> its steps, lower bound in seconds) for a tree without existing checkpoints."""
     sequences: dict[str, list[ReplayStep]] = {"none": sequential(tree)}
     for i, level in enumerate(levels):
         if level.room <= 0:
@@ -213,7 +220,7 @@ def _auto(
         sequences[f"LFU{suffix}"] = lfu(tree, levels, level=i)
         with suppress(
             PlanError
-        ):  # the tree is too high; the dynamic program covers the orders of Parent Choice
+        ):  # if the tree is too high for Parent Choice, the dynamic program covers its orders
             sequences[f"PC{suffix}"] = parent_choice(tree, levels, level=i)
     choose = depth_first_choice(tree, levels)
     sequences["dynamic program"] = depth_first_steps(tree, choose)
@@ -231,7 +238,7 @@ def _auto(
     costs = {name: check(tree, steps, levels) for name, steps in sequences.items()}
     best = min(costs, key=lambda name: (costs[name], name != "dynamic program"))
     if len(tree.leaves) > 2 * BEAM_LEAVES:
-        patience = 0  # a search in so large a tree finds no better order; the bound needs no search
+        patience = 0  # no search, only its bound: in so large a tree, it finds no better order
     better_steps, bound = search(
         tree, levels, below=costs[best], patience=patience, may_continue=may_continue
     )
@@ -240,15 +247,16 @@ def _auto(
 
 
 def dynamic(tree: Tree, room: float | Levels, *, states: int = MAX_SITUATIONS) -> list[ReplayStep]:
-    """Return the best depth-first steps that keep only ancestors of the current node."""
+    """Return the best depth-first steps that keep only ancestors of the current node; see `depth_first_choice`."""
     return depth_first_steps(tree, depth_first_choice(tree, room, states=states))
 
 
 def depth_first_choice(tree: Tree, room: float | Levels, *, states: int = MAX_SITUATIONS) -> Choice:
     """Return the `Choice` of the best depth-first order among those that keep only ancestors of the current node.
 
-    The best replay of the subtree of a node depends on two things: the nearest ancestor that is kept, and the free
-    room. So there are nodes x height x sizes situations, not 2^height sets.
+    The best replay of the subtree of a node depends on its *situation*: the nearest kept ancestor, and the free room.
+    So the number of situations is nodes x height x sizes, not 2^height as for sets of kept ancestors. If there are
+    more than `states` situations, sizes are rounded up. If that is not enough, the choice keeps no node.
     """
     levels = levels_of(room)
     sizes = [tuple(float(cell.size) for _ in levels) for cell in tree.cells]
@@ -257,7 +265,7 @@ def depth_first_choice(tree: Tree, room: float | Levels, *, states: int = MAX_SI
     for grid in GRIDS:
         if situations is not None:
             break
-        # sizes are rounded up to a grid: fewer situations, and kept states always fit
+        # sizes are rounded up to whole units of room: there are fewer situations, and kept nodes always fit
         sizes = [
             tuple(float(-(-cell.size * grid // max(level.room, 1))) for level in levels)
             for cell in tree.cells
@@ -312,11 +320,11 @@ def by_blocks(
     width: int = 10,
     may_continue: Callable[[], bool] = lambda: True,
 ) -> list[ReplayStep]:
-    """Return depth-first steps in which subtrees of at most `most` leaves are replayed in any order.
+    """Return depth-first steps, except that subtrees of at most `most` leaves (blocks) are replayed in the best order.
 
-    Within such a block, a beam search tries orders that alternate between branches, in the room that kept ancestors
-    leave. If none is better, the block is replayed in its best depth-first order, so the result is never worse than
-    the order of `choose`.
+    Within a block, a beam search of `width` tries orders that alternate between branches, in the room that kept
+    ancestors leave. If none is better, the block is replayed in its best depth-first order. So the result is never
+    worse than the order of `choose`.
     """
     levels = levels_of(room)
     leaves = [0 if below else 1 for below in tree.children]
@@ -369,7 +377,10 @@ def _block(
     width: int,
     may_continue: Callable[[], bool],
 ) -> list[ReplayStep]:
-    """Return the steps that replay the nodes of one block, and that keep none of these nodes at the end."""
+    """Return the steps that replay the `nodes` of one block, and that evict all of these nodes at the end.
+
+    The steps begin from the last of `kept_ancestors`. `width` is that of the beam search.
+    """
     nearest_kept, nearest_level = kept_ancestors[-1] if kept_ancestors else (START, 0)
     index_of = {node: i for i, node in enumerate(nodes)}
     part = Tree.of(
@@ -407,7 +418,10 @@ def _room_after(free: tuple[float, ...], at: int, size: float) -> tuple[float, .
 def _situations(
     tree: Tree, sizes: list[tuple[float, ...]], room: tuple[float, ...], limit: int
 ) -> list[set[tuple[int, int, tuple[float, ...]]]] | None:
-    """Return each possible (nearest kept ancestor, its level, free room) of each node, or None if there are more than `limit`."""
+    """Return for each node its possible situations: (nearest kept ancestor, its level, free room of each level).
+
+    Return None if there are more than `limit` situations.
+    """
     situations: list[set[tuple[int, int, tuple[float, ...]]]] = [set() for _ in range(len(tree))]
     count = 0
     for node, above in enumerate(tree.parent):
@@ -427,23 +441,23 @@ def _situations(
 
 @dataclass(frozen=True, slots=True)
 class ReplayPath:
-    """A restore and the steps that the same process executes after the restore."""
+    """The steps of one process: it restores a state and executes the steps up to the next restore of another state."""
 
     steps: tuple[ReplayStep, ...]
 
     @property
     def base(self) -> tuple[int, int]:
-        """(node, level) of the state that the path restores first."""
+        """(node, cache level) of the state that the path restores first."""
         return self.steps[0].node, self.steps[0].level
 
     @property
     def changes_cache(self) -> bool:
-        """Whether the path checkpoints or evicts, so that it has to start in the planned order."""
+        """Whether the path checkpoints or evicts; paths that do must start in the planned order."""
         return any(step.do in {Do.CHECKPOINT, Do.EVICT} for step in self.steps)
 
 
 def paths_of(steps: Sequence[ReplayStep]) -> list[ReplayPath]:
-    """Divide a sequence into paths; a path ends before a restore of a state that is not in the process."""
+    """Divide the steps of a replay into paths; each path ends before a restore of a state that its process has not."""
     paths: list[list[ReplayStep]] = []
     last = START
     for step in steps:
@@ -458,18 +472,18 @@ def paths_of(steps: Sequence[ReplayStep]) -> list[ReplayPath]:
 
 
 def schedule(tree: Tree, steps: Sequence[ReplayStep], room: float | Levels, workers: int) -> float:
-    """Return the wall seconds of steps on several workers that share the checkpoints.
+    """Return the seconds until `workers` workers, which share the checkpoints, have executed all `steps`.
 
-    A path starts when its base is kept and a worker is free. Paths that change the cache start in their planned
-    order, and the cache changes in this order, so its size stays within the limit however long the steps take. Other
-    paths may start as soon as their base is kept.
+    A path starts when its first state is kept and a worker is free. Paths that checkpoint or evict start in their
+    planned order, and the cache changes in this order; so its size stays within the limit, however long the steps
+    take. Other paths may start earlier than planned.
     """
     check(tree, steps, room)
     levels = levels_of(room)
     paths = paths_of(steps)
     checkpoint_index: dict[tuple[int, int], int] = {}
     checkpoint_count = 0
-    base_index: list[int] = []  # per path: index of the checkpoint that the path restores, or -1
+    base_index: list[int] = []  # item i: index of the checkpoint that path i restores first, or -1
     for path in paths:
         base_index.append(checkpoint_index.get(path.base, -1))
         for step in path.steps:
@@ -478,15 +492,15 @@ def schedule(tree: Tree, steps: Sequence[ReplayStep], room: float | Levels, work
                 checkpoint_count += 1
     clock = [0.0] * workers
     heapq.heapify(clock)
-    checkpoint_times: list[float] = []  # time of each checkpoint, in planned order
+    checkpoint_times: list[float] = []  # when each checkpoint is complete, in planned order
     waiting = list(range(len(paths)))
-    last_change = 0.0  # time of the last change of the cache
+    last_change = 0.0  # when the last checkpoint was completed
     while waiting:
         next_path = waiting[0]
         now = heapq.heappop(clock)
         starting_path = next_path
         if base_index[next_path] >= 0 and checkpoint_times[base_index[next_path]] > now:
-            # the next path has to wait: a path that does not change the cache may come first
+            # the next path must wait for its checkpoint: start a path before it that does not change the cache
             for later in waiting[1:]:
                 planned = base_index[later] < len(checkpoint_times)
                 can_start = base_index[later] < 0 or (

@@ -1,8 +1,9 @@
-"""Best-first search over all legal replay sequences: returns the best sequence, or a proven lower bound.
+"""Best-first search over all legal replays of a tree: it returns the best steps, or a proven lower bound.
 
-A sequence consists of paths: restore a kept node (or start a process), compute downwards, checkpoint some of the
-computed nodes. A path ends at a leaf, or at an inner node that is checkpointed. The NP-hardness proof of CHEX needs
-paths of the second type: they keep an inner node while the state of its parent still fits, for later paths.
+The steps of a replay consist of *paths*: restore a kept node (or start a process), compute downwards, checkpoint some
+of the computed nodes. A node is *kept* if the state after it is checkpointed and not yet evicted. A path ends at a
+leaf, or at an inner node that is checkpointed. The NP-hardness proof of CHEX needs paths that end at an inner node:
+they checkpoint it, for later paths, while its parent still fits into the cache.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from rearview.plan.versions.tree import START, Levels, ReplayStep, StepBuilder, 
 KeptNodes = frozenset[tuple[int, int]]
 """(node, level) of each kept node."""
 Situation = tuple[int, KeptNodes]
-"""(leaves still to compute, one bit for each; the kept nodes)."""
+"""(leaves still to compute, as a number in which bit i is leaf i; the kept nodes)."""
 Move = tuple[int, int, int]
-"""(last node of a path, node from which the path begins, cache level of the first node)."""
+"""A path: (its last node, node that it restores first, cache level of that node)."""
 
 
 def search(
@@ -28,10 +29,11 @@ def search(
     patience: int = 20_000,
     may_continue: Callable[[], bool] = lambda: True,
 ) -> tuple[list[ReplayStep] | None, float]:
-    """Return (steps that take less than `below` seconds, lower bound in seconds for all legal sequences).
+    """Return (best steps, or None; lower bound in seconds for all legal replays of `tree`).
 
-    The steps are None if there are none, or if the search ended early: after `patience` situations, or when
-    `may_continue` returned False. The A* search covers all legal sequences, so the bound always holds.
+    The steps are None if no steps take less than `below` seconds, or if the search ended early: after `patience`
+    situations, or when `may_continue` returned False. The A* search covers all legal replays, so the bound always
+    holds.
     """
     return _Search(tree, levels_of(room), may_continue).run(below, patience)
 
@@ -43,9 +45,9 @@ def beam(
     width: int | None = None,
     may_continue: Callable[[], bool] = lambda: True,
 ) -> list[ReplayStep] | None:
-    """Return the steps of a beam search that computes one more leaf per round and follows the `width` best situations.
+    """Return the steps of a beam search: each round computes one more leaf and keeps the `width` best situations.
 
-    By default, the width is smaller for more leaves, so that the effort is about constant. Return None if
+    By default, `width` is smaller for trees with more leaves, so that the effort is about constant. Return None if
     `may_continue` returned False.
     """
     if width is None:
@@ -57,7 +59,7 @@ class _Search:
     def __init__(self, tree: Tree, levels: Levels, may_continue: Callable[[], bool]) -> None:
         self.may_continue = may_continue
         self.visited = 0
-        """Choices examined since the start; `may_continue` is called for each 64th choice."""
+        """Number of calls of `_continues`; for each 64th call, it calls `may_continue`."""
         self.stopped = False
         self.tree = tree
         self.levels = levels
@@ -65,7 +67,7 @@ class _Search:
         self.leaf_set = frozenset(self.leaves)
         self.paths = {leaf: tree.path(START, leaf) for leaf in self.leaves}
         count = len(tree)
-        # per node: the levels into which its state fits
+        # item i: indices of the cache levels into which the state after node i fits
         self.fits = [
             [i for i, level in enumerate(levels) if cell.size <= level.room] for cell in tree.cells
         ]
@@ -76,7 +78,7 @@ class _Search:
         )
         self.free_to_load = not any(loads)
         self.worth_keeping = [self._is_worth_keeping(node) for node in range(count)]
-        # bit i is leaf i; under[n]: the leaves below node n
+        # under[n]: the leaves below node n (or n itself) as a number in which bit i is leaf i
         self.under = [0] * count
         for i, leaf in enumerate(self.leaves):
             for node in self.paths[leaf]:
@@ -84,7 +86,7 @@ class _Search:
         self.bounds: dict[tuple[int, frozenset[int]], float] = {}
 
     def _is_worth_keeping(self, node: int) -> bool:
-        """Return True if keeping a node can be better than computing and keeping its only child."""
+        """Return True if it can be useful to keep `node`; False if keeping its only child is never worse."""
         below, cell = self.tree.children[node], self.tree.cells[node]
         if not below or not self.fits[node]:
             return False
@@ -96,10 +98,11 @@ class _Search:
         return child.size > cell.size or child.load > cell.load or child.save > cell.save
 
     def least(self, situation: Situation) -> float:
-        """Return a lower bound in seconds for the remainder of any legal sequence.
+        """Return a lower bound in seconds for computing all remaining leaves of `situation`.
 
-        Each cell that is still needed is computed at least once. A cell whose state fits nowhere is computed again for
-        each computation of a child. Every leaf ends a path, and every path begins with a load.
+        Each cell that is still needed is computed at least once. If its state fits into no cache level, it is computed
+        again for each computation of a child. Each leaf ends a path, and each path begins with a restore or a new
+        process.
         """
         remaining, pairs = situation
         kept_nodes = frozenset(node for node, _ in pairs)
@@ -124,7 +127,7 @@ class _Search:
         return total
 
     def run(self, below: float, patience: int) -> tuple[list[ReplayStep] | None, float]:
-        """Return (best steps or None, lower bound): search until the bound is reached or `patience` ends."""
+        """Search and return (best steps, or None; lower bound in seconds), as the function `search` explains."""
         start: Situation = ((1 << len(self.leaves)) - 1, frozenset())
         spent = {start: 0.0}
         came_from: dict[Situation, tuple[Situation, Move]] = {}
@@ -135,7 +138,7 @@ class _Search:
             if estimate >= below - 1e-9:
                 return None, below
             if estimate > spent[situation] + self.least(situation) + 1e-9:
-                continue  # a cheaper way to this situation was found later
+                continue  # an outdated item: a cheaper way to `situation` was found later
             if not situation[0]:
                 return self._steps(came_from, situation), estimate
             if number >= patience:
@@ -151,7 +154,7 @@ class _Search:
                         continue
                     spent[next_situation] = total
                     came_from[next_situation] = (situation, move)
-                    # of equal estimates, prefer the situation with fewer remaining leaves
+                    # of situations with equal estimates, the one with fewer remaining leaves comes first
                     heapq.heappush(
                         heap,
                         (
@@ -172,7 +175,7 @@ class _Search:
         return not self.stopped
 
     def beam(self, width: int) -> list[ReplayStep] | None:
-        """Return the steps of a beam search, or None if it was stopped."""
+        """Return the steps of a beam search, or None if it was stopped, as the function `beam` explains."""
         start: Situation = ((1 << len(self.leaves)) - 1, frozenset())
         layer = {start: 0.0}
         came_from: dict[Situation, tuple[Situation, Move]] = {}
@@ -186,7 +189,7 @@ class _Search:
                     self._moves(*situation, inner=False)
                 ):
                     if i > 500:
-                        break  # too many sets to keep: a beam search may skip some
+                        break  # too many next situations: a beam search may skip some
                     if spent + cost < after.get(next_situation, float("inf")):
                         after[next_situation] = spent + cost
                         came_from[next_situation] = (situation, move)
@@ -199,12 +202,16 @@ class _Search:
     def _moves(
         self, remaining: int, kept_states: KeptNodes, *, inner: bool
     ) -> Iterator[tuple[float, Move, Situation]]:
-        """Yield (seconds, move, next situation) of each next path; `inner` adds the paths that end at inner nodes."""
+        """Yield (seconds, move, next situation) for each path that may come next.
+
+        `remaining` and `kept_states` are the present situation. With `inner`, paths that end at inner nodes are
+        included.
+        """
         tree = self.tree
         remaining_leaves = [leaf for i, leaf in enumerate(self.leaves) if remaining >> i & 1]
         kept_nodes = {node for node, _ in kept_states}
         if self.free_to_load:
-            # a leaf right after a kept state never gets cheaper: compute it at once
+            # a leaf whose parent is kept never gets cheaper: compute it at once
             ready = next(
                 (leaf for leaf in remaining_leaves if tree.parent[leaf] in kept_nodes), None
             )
@@ -217,7 +224,7 @@ class _Search:
             return
         for node in range(len(tree)):
             below = self.under[node] & remaining
-            # if all remaining leaves are below the node, the path can as well continue to a leaf
+            # if all remaining leaves are below `node`, a path that continues to a leaf is never worse
             if self.worth_keeping[node] and below and below != remaining and node not in kept_nodes:
                 yield from self._paths(node, remaining, kept_states, kept_nodes)
 
@@ -249,7 +256,7 @@ class _Search:
             for kept_after in self._kept_sets(useful, new_options, required):
                 new = kept_after - kept_states
                 if not leaf and base == START and len({node for node, _ in new}) < 2:
-                    continue  # computing the node later, when it is needed, costs the same
+                    continue  # the node costs the same if it is computed later, on the way to a leaf
                 saving = sum(tree.save(node, self.levels[at]) for node, at in new)
                 yield cost + saving, (end, base, level), (remaining, kept_after)
 
@@ -259,7 +266,11 @@ class _Search:
         new_options: list[tuple[int, list[int]]],
         required: int | None,
     ) -> Iterator[KeptNodes]:
-        """Yield the sets of nodes that may be kept after a path; if keeping is free, only sets with no room for more."""
+        """Yield the sets of (node, level) that may be kept after a path: subsets of `kept_states` and `new_options`.
+
+        `new_options` are (node, levels into which it fits) of nodes on the path; `required` is a node that must be
+        kept. If keeping is free, only sets with no room for another node are yielded.
+        """
         sizes = self.tree.cells
         options = [
             *kept_states,
@@ -271,7 +282,7 @@ class _Search:
             yield frozenset(options)
             return
         selected: list[tuple[int, int]] = []
-        bytes_from = [0.0]  # bytes of each option and all options after it
+        bytes_from = [0.0]  # after `reverse`, item i: bytes of option i and all options after it
         for node, _ in reversed(options):
             bytes_from.append(bytes_from[-1] + sizes[node].size)
         bytes_from.reverse()
@@ -285,7 +296,7 @@ class _Search:
             if not self._continues():
                 return
             if self.free_to_keep and used[0] + bytes_from[at] <= rooms[0]:
-                # all remaining options fit: leaving one out is never better
+                # all remaining options fit into the cache: keeping fewer nodes is never better
                 complete_set = (*selected, *options[at:])
                 complete = required is None or any(node == required for node, _ in complete_set)
                 if complete and used[0] + bytes_from[at] + smallest > rooms[0]:

@@ -14,32 +14,32 @@ from typing import NamedTuple
 from rearview.errors import PlanError
 
 START = -1
-"""Node number of the state before the first cell, a fresh process. START is the parent of every root."""
+"""Node number of the state before the first cell, which is that of a new process. START is the parent of every root."""
 EXISTING = -1
-"""Level of checkpoints that existed before the replay: they take no room and are never evicted."""
+"""Cache level of checkpoints that existed before the replay: they take no room and are never evicted."""
 SIMILAR = 10.0
 """Two measurements of one cell are similar if the larger is at most this many times the smaller."""
 SMALL_SECONDS, SMALL_BYTES = 1.0, 64 << 20
-"""Costs below these limits always count as similar, because noise dominates."""
+"""Seconds and sizes up to these limits always count as similar, because they vary randomly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One cell of one version: its identity and its cost."""
+    """One cell of one version: hashes that identify it, and the cost of computing, saving and loading it."""
 
     code: str
-    """Hash of the code."""
+    """Hash of the cell's code."""
     lineage: str
-    """Hash of everything that the cell read, and of the lineage of the cell before."""
+    """Hash of everything that the cell read, and of the lineage of the previous cell."""
     seconds: float
     size: int
     """Bytes of the state after the cell."""
     save: float = 0.0
-    """Seconds to checkpoint the state, in addition to `CacheLevel.save_byte` for each byte."""
+    """Seconds to checkpoint the state after the cell, in addition to `CacheLevel.save_byte` for each byte."""
     load: float = 0.0
-    """Seconds to restore the state, in addition to `CacheLevel.load_byte` for each byte."""
+    """Seconds to restore the state after the cell, in addition to `CacheLevel.load_byte` for each byte."""
     has_checkpoint: bool = False
-    """Whether a checkpoint of the state existed before the replay."""
+    """Whether a checkpoint of the state after the cell existed before the replay."""
 
     def similar(self, other: Cell) -> bool:
         """Return True if both cells have seconds and sizes of similar magnitude (definition 5 of CHEX)."""
@@ -60,32 +60,38 @@ class CacheLevel:
     """Bytes that the checkpoints of this level may take at any time."""
     name: str = "memory"
     save_byte: float = 0.0
-    """Seconds to write one byte of state."""
+    """Seconds to write one byte of a checkpoint."""
     load_byte: float = 0.0
-    """Seconds to read one byte of state."""
+    """Seconds to read one byte of a checkpoint."""
 
 
 Levels = Sequence[CacheLevel]
 
 
 def levels_of(room: float | Levels) -> tuple[CacheLevel, ...]:
-    """Return the cache levels; a number means one level of `room` bytes without cost to write or read."""
+    """Return `room` as a tuple of cache levels; a number is one level of so many bytes, with free writes and reads."""
     return (CacheLevel(float(room)),) if isinstance(room, (int, float)) else tuple(room)
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """The cells of all versions; versions share the nodes of equal first cells. Parents have lower numbers."""
+    """The cells of all versions as a tree: versions share the nodes of their equal first cells.
+
+    Nodes are numbers from 0. The parent of a node has a lower number than the node.
+    """
 
     parent: tuple[int, ...]
+    """Item i is the parent of node i, or START if the node is a root."""
     cells: tuple[Cell, ...]
+    """Item i is the cell of node i."""
     versions: tuple[int, ...] = ()
-    """Last node of each version, in the order given."""
+    """Last node of each version, in the order of the versions."""
     start: float = 0.0
     """Seconds to start a process."""
     children: tuple[tuple[int, ...], ...] = field(default=())
+    """Item i are the children of node i."""
     reach: tuple[float, ...] = field(default=())
-    """Seconds of computing from the start up to and including each node."""
+    """Item i: seconds of computing all cells from the root up to and including node i."""
 
     @classmethod
     def of(
@@ -96,7 +102,10 @@ class Tree:
         start: float = 0.0,
         versions: Sequence[int] = (),
     ) -> Tree:
-        """Return the tree whose node i has the parent `parent[i]` and the cell `cells[i]`; the parent of a root is START."""
+        """Return the tree whose node i has the parent `parent[i]` (START for a root) and the cell `cells[i]`.
+
+        `versions` are the last nodes of the versions, by default all leaves. Raise if a parent comes after its child.
+        """
         below: list[list[int]] = [[] for _ in parent]
         reach: list[float] = []
         for node, above in enumerate(parent):
@@ -127,16 +136,16 @@ class Tree:
 
     @property
     def leaves(self) -> tuple[int, ...]:
-        """Nodes without children: computing all leaves replays every version."""
+        """Nodes without children. A replay that computes all leaves has computed every version."""
         return tuple(node for node, below in enumerate(self.children) if not below)
 
     @property
     def one_by_one(self) -> float:
-        """Seconds to replay each version alone, without any checkpoint."""
+        """Seconds to replay all versions one after the other, each from the start and without checkpoints."""
         return sum(self.start + self.reach[end] for end in self.versions if end != START)
 
     def path(self, above: int, node: int) -> list[int]:
-        """Return the nodes from the child of `above` down to `node`."""
+        """Return the nodes on the path from `above` (not included) down to `node`; raise if `above` is not above it."""
         nodes: list[int] = []
         while node != above:
             if node == START:
@@ -146,26 +155,30 @@ class Tree:
         return nodes[::-1]
 
     def between(self, above: int, node: int) -> float:
-        """Return the seconds of computing from the state after `above` to the state after `node`."""
+        """Return the seconds of computing all cells after `above` up to and including `node`, which is below `above`."""
         return self.reach[node] - (self.reach[above] if above != START else 0.0)
 
     def load(self, node: int, level: CacheLevel | None = None) -> float:
-        """Return the seconds to restore the state after a node, or for START to start a process."""
+        """Return the seconds to restore the state after `node` from `level`, or for START, to start a process.
+
+        If `level` is None, the bytes cost nothing.
+        """
         if node == START:
             return self.start
         cell = self.cells[node]
         return cell.load + (cell.size * level.load_byte if level else 0.0)
 
     def save(self, node: int, level: CacheLevel) -> float:
-        """Return the seconds to checkpoint the state after a node."""
+        """Return the seconds to checkpoint the state after `node` in the cache level `level`."""
         cell = self.cells[node]
         return cell.save + cell.size * level.save_byte
 
     def parts(self) -> list[tuple[int, list[int], Tree]]:
-        """Return (node to begin from, nodes in the part, tree of the part) for each part that is replayed separately.
+        """Split the tree at existing checkpoints; return (base, nodes, tree of these nodes) for each part.
 
-        The part below an existing checkpoint begins from this checkpoint, unless loading takes longer than computing
-        the state again. Cells that lead only to existing checkpoints are in no part.
+        `base` is the node whose checkpoint is restored to replay the part, or START. Node i of the part's tree is
+        `nodes[i]`. The tree is not split at a checkpoint that takes longer to load than to compute again. Nodes that
+        lead only to existing checkpoints are in no part.
         """
         is_base = [False] * len(self)
         base_of = [START] * len(self)
@@ -199,7 +212,7 @@ class Tree:
         return parts
 
     def subtree_sizes(self) -> list[int]:
-        """Return for each node how many nodes its subtree has, with the node itself."""
+        """Return a list whose item i is the number of nodes in the subtree of node i, including node i."""
         count = [1] * len(self)
         for node in range(len(self) - 1, -1, -1):
             if self.parent[node] != START:
@@ -208,9 +221,10 @@ class Tree:
 
 
 def merge(versions: Iterable[Sequence[Cell]], *, start: float = 0.0) -> Tree:
-    """Return the tree in which versions share their equal first cells.
+    """Return the tree in which `versions`, lists of cells, share their equal first cells.
 
-    Two cells are equal if code and lineage are equal, and if seconds and size are similar.
+    Two cells are equal if code and lineage are equal, and if seconds and size are similar. `start` are the seconds to
+    start a process.
 
     >>> a, b, c = (Cell(x, x, 1.0, 1) for x in "abc")
     >>> merge([[a, b], [a, c], [a, b]]).parent
@@ -238,7 +252,7 @@ def merge(versions: Iterable[Sequence[Cell]], *, start: float = 0.0) -> Tree:
 
 
 class Do(StrEnum):
-    """What one step of a replay sequence does; the values are CHEX's names."""
+    """The action of one step of a replay. The values are the names that CHEX uses."""
 
     COMPUTE = "CT"
     CHECKPOINT = "CP"
@@ -247,14 +261,14 @@ class Do(StrEnum):
 
 
 class ReplayStep(NamedTuple):
-    """One step of a replay sequence."""
+    """One step of a replay: compute `node`, or checkpoint, restore or evict the state after it."""
 
     do: Do
     node: int
     child: int = START
-    """RS: the node that is computed next."""
+    """If the step restores: the node that is computed next."""
     level: int = 0
-    """CP, RS, EV: index of the level; EXISTING for a checkpoint made before the replay."""
+    """Unless the step computes: index of the cache level, or EXISTING for a checkpoint made before the replay."""
 
     def __str__(self) -> str:
         if self.do is Do.RESTORE:
@@ -263,7 +277,7 @@ class ReplayStep(NamedTuple):
 
 
 class StepBuilder:
-    """Builds a replay sequence, one path after the other."""
+    """Builds the steps of a replay, one path after the other: a path restores a state and computes down from it."""
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
@@ -278,10 +292,10 @@ class StepBuilder:
         keep: Sequence[tuple[int, int]] = (),
         drop: Iterable[tuple[int, int]] = (),
     ) -> None:
-        """Append the steps that restore `base`, compute down to `end` and checkpoint `keep` (node, level) on the way.
+        """Append the steps that restore `base` from `level`, compute down to `end` and checkpoint nodes on the way.
 
-        The checkpoints `drop` (node, level) are evicted before the first new checkpoint, or at the end if there is no
-        new checkpoint.
+        `keep` are (node, level) of the nodes to checkpoint. `drop` are (node, level) of checkpoints to evict: before
+        the first new checkpoint, or at the end if there is no new checkpoint.
         """
         keep_at: dict[int, list[int]] = {}
         for node, at in keep:
@@ -303,13 +317,13 @@ class StepBuilder:
 def check(  # noqa: C901, PLR0912 - one check after another
     tree: Tree, steps: Sequence[ReplayStep], room: float | Levels, *, minimal: bool = False
 ) -> float:
-    """Return the seconds that steps take; raise if they break a rule of CHEX or miss a leaf.
+    """Return the seconds that `steps` take on one worker; raise if they break a rule of CHEX or do not compute a leaf.
 
-    The rules: A node is checkpointed right after its computation, with only evictions in between. Only a kept node is
-    restored, and the computation of the child that the restore names follows. Only a kept node is evicted. A node is
-    computed right after its parent, or right after a restore of its parent. Restoring the state that was just
-    checkpointed costs nothing, because the process still has this state. With `minimal`, computing a node that is in
-    the cache is refused, as in CHEX.
+    The rules: A node is checkpointed right after its computation, with only evictions in between. The checkpoints of a
+    level fit into its room. Only a node with a checkpoint is restored, and the child that the restore names is
+    computed next. Only a node with a checkpoint is evicted. A node is computed right after its parent, or right after
+    a restore of its parent. Restoring the state that was just checkpointed costs nothing, because the process still
+    has this state. With `minimal`, computing a node that has a checkpoint is refused, as in CHEX.
     """
     levels = levels_of(room)
     kept_nodes = {(node, EXISTING) for node, cell in enumerate(tree.cells) if cell.has_checkpoint}
