@@ -16,8 +16,6 @@ from rearview.store.checkpoints.objects import Batch, Objects, digest
 from rearview.store.maintenance.thin_and_collect import gc, usage
 from rearview.store.maintenance.verify import verify
 
-pytestmark = pytest.mark.usefixtures("warm_start")
-
 
 def leftovers(project):
     return [

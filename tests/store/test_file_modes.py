@@ -12,8 +12,6 @@ from rearview.config import Settings
 from rearview.store.project import Project
 from rearview.store.versions.versions import Versions
 
-pytestmark = pytest.mark.usefixtures("warm_start")
-
 JOB = """\
 import rearview
 for epoch in range(5):
