@@ -1,12 +1,12 @@
-"""Encode the arguments of a logger's call as bytes, and decode them in the process that owns the logger.
+"""Encode the arguments of a logger's call as bytes, and decode them in the logger process.
 
 Arguments are copied at the time of the call, so that training may change them afterwards. Numbers, texts and
-containers of them are marshalled. Everything else is pickled; the memory of arrays and tensors is sent next
-to the pickle. Tensors arrive on the CPU and without gradients.
+containers of them are encoded with marshal. All other arguments are pickled; the memory of arrays and tensors is sent
+separately from the pickle. Tensors arrive on the CPU and without gradients.
 
-`GpuTensorCopies` copies tensors from a GPU into pinned memory without waiting for the device. The call that
-has such an argument, and all later calls, are sent when a CUDA event says that the copy is done. If the
-device or this version of torch has no pinned memory, `tensor.cpu()` is used, which blocks the program.
+`GpuTensorCopies` copies tensors from a GPU into pinned memory without waiting for the device. A call with a GPU
+tensor, and all later calls, are sent when a CUDA event shows that the copy is done. If the device or this version of
+torch has no pinned memory, `tensor.cpu()` is used, which blocks the program.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import cloudpickle
 
 PLAIN = frozenset({str, float, int, bool, type(None), bytes})
-"""Types of values that are marshalled: marshal restores them exactly."""
+"""Types of values that marshal restores exactly, so that they need not be pickled."""
 _CONTAINERS = (dict, list, tuple)
 
 
@@ -41,7 +41,7 @@ def is_plain(value: Any) -> bool:
 
 
 def encode(number: int, args: Any, kwargs: Any) -> tuple[bytes, list[Any]]:
-    """Return (payload, buffers) of a call: its method number and arguments as bytes, and the memory of arrays."""
+    """Return (payload, buffers) of a message: its number and the arguments as bytes, and the memory of arrays."""
     if is_plain(args) and is_plain(kwargs):
         return marshal.dumps((number, args, kwargs)), []
     buffers: list[Any] = []
@@ -53,7 +53,7 @@ def encode(number: int, args: Any, kwargs: Any) -> tuple[bytes, list[Any]]:
 
 
 def decode(payload: Any, buffers: Callable[[Sequence[int]], list[Any]]) -> tuple[int, Any, Any]:
-    """Return (method number, arguments, named arguments); `buffers` returns the buffers of the given sizes."""
+    """Return (number, arguments, named arguments) of a message; `buffers(sizes)` returns its buffers."""
     number, first, second = marshal.loads(payload)  # noqa: S302 - written by the other process of this writer
     if number >= 0:
         return number, first, second
@@ -76,7 +76,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # untyped
 
 
 def _reduce_tensor(tensor: Any) -> Any:
-    """Return (function, arguments) that rebuild a dense tensor from its bytes, or None to pickle it as torch does."""
+    """Return (function, arguments) by which pickle rebuilds a dense tensor on the CPU, without its gradient.
+
+    Return None for any other tensor, which torch pickles itself.
+    """
     import torch
 
     if type(tensor) not in {torch.Tensor, torch.nn.Parameter}:
@@ -95,7 +98,7 @@ def _reduce_tensor(tensor: Any) -> Any:
 
 
 def rebuild_tensor(buffer: Any, dtype: str, shape: tuple[int, ...]) -> Any:
-    """Return a tensor on the memory of a writable buffer."""
+    """Return a tensor that uses the memory of `buffer`; an empty tensor if `buffer` is None."""
     import torch
 
     kind = getattr(torch, dtype)
@@ -105,23 +108,23 @@ def rebuild_tensor(buffer: Any, dtype: str, shape: tuple[int, ...]) -> Any:
 
 
 class GpuTensorCopies:
-    """Copies tensors from a GPU to pinned memory, and holds calls back, in order, until their copies are done."""
+    """Copies tensors from a GPU to pinned memory, and keeps encoded calls, in order, until their copies are done."""
 
     def __init__(self, torch: Any, cuda: Any = None, *, pin: bool = True) -> None:
         self._torch = torch
         self._cuda = cuda or torch.cuda
         self._pin = pin
         self._free_memory: dict[int, list[Any]] = {}
-        """Size in bytes -> pinned memory that can be used again."""
+        """Size in bytes -> blocks of pinned memory of this size that can be used again."""
         self._events: list[Any] = []
         self._pinned: list[Any] = []
         self._waiting_calls: deque[tuple[bytes, list[Any], list[Any], list[Any]]] = deque()
         self.nbytes = 0
-        """Bytes of pinned memory in use."""
+        """Size in bytes of the pinned memory that waiting calls use."""
 
     @classmethod
     def when_present(cls) -> GpuTensorCopies | None:
-        """Return an instance, or None if the program does not use torch with a CUDA device."""
+        """Return an instance, or None if the program has not initialized a CUDA device with torch."""
         torch = sys.modules.get("torch")
         cuda = getattr(torch, "cuda", None)
         try:
@@ -130,7 +133,7 @@ class GpuTensorCopies:
             return None
 
     def stage(self, value: Any) -> Any:
-        """Return `value` with GPU tensors replaced by tensors in pinned memory, to which copies have started."""
+        """Start to copy the GPU tensors in `value` to pinned memory; return `value` with the copies in their place."""
         kind = type(value)
         if kind is tuple or kind is list:
             return kind(map(self.stage, value))
@@ -157,7 +160,7 @@ class GpuTensorCopies:
             else torch.empty(nbytes, dtype=torch.uint8, pin_memory=self._pin)
         )
         host = flat.view(tensor.dtype).reshape(tensor.shape)
-        # queued on the current stream, so after the work that computes the tensor
+        # the copy is queued on the current stream, so it begins after the tensor is computed
         host.copy_(tensor, non_blocking=True)
         event = cuda.Event()
         event.record(cuda.current_stream(tensor.device))
@@ -166,17 +169,20 @@ class GpuTensorCopies:
         return host
 
     def is_under_way(self) -> bool:
-        """Return True while copies are running or calls are waiting."""
+        """Return True if copies were started for the next call, or calls are waiting for copies."""
         return bool(self._events or self._waiting_calls)
 
     def hold(self, payload: bytes, buffers: list[Any]) -> None:
-        """Hold a call back until the copies that were started since the last call are done."""
+        """Keep a call until the copies that were started since the previous call of this method are done."""
         self._waiting_calls.append((payload, buffers, self._events, self._pinned))
         self.nbytes += sum(int(flat.nbytes) for flat in self._pinned)
         self._events, self._pinned = [], []
 
     def finished(self, *, wait: bool) -> Iterator[tuple[bytes, list[Any]]]:
-        """Yield the calls whose copies are done, in order; with `wait`, wait for the copies of all calls."""
+        """Yield (payload, buffers) of the waiting calls whose copies are done, in order.
+
+        With `wait`, wait for the copies, and yield all calls.
+        """
         while self._waiting_calls:
             payload, buffers, events, pinned = self._waiting_calls[0]
             if wait:

@@ -1,4 +1,4 @@
-"""The program's side of a background logger: it copies calls into the ring, and receives answers and errors."""
+"""The program's side of a background logger: copy calls into shared memory, and receive answers and errors."""
 
 from __future__ import annotations
 
@@ -47,25 +47,25 @@ from rearview.errors import RearviewError, UsageError
 from rearview.model.wording import plural
 
 OPEN, CLOSED, DEAD, FORKED, REPLAY, PENDING = range(6)
-"""States of a channel: calls are sent; the logger was closed; its process is gone; this process is a forked child;
-a replay, in which calls do nothing; calls wait for copies of GPU tensors. `OPEN` must be 0: `CallChannel.method`
-tests it by truth."""
+"""Values of `CallChannel.state`: calls are sent; the logger was closed; the logger process is gone; this process is a
+forked child; this process is a replay, in which calls do nothing; calls wait for copies of GPU tensors. `OPEN` must be
+0, because `CallChannel.method` tests `if channel.state`."""
 _POLL_SECONDS = 0.001
-"""Seconds between two looks at a full ring."""
+"""Seconds between checks whether a full ring has room again."""
 _ABANDONED_SECONDS = 5.0
-"""Seconds after which a lock counts as abandoned: an exception (Ctrl-C) has interrupted the thread that took it."""
+"""Seconds after which a lock is released by force: an exception (Ctrl-C) has probably interrupted its owner."""
 CHANNELS: weakref.WeakSet[CallChannel] = weakref.WeakSet()
-"""Channels of this process; at its end, the program waits until they are closed."""
+"""All channels of this process; when the program ends, it closes them."""
 
 
 class WriterError(RearviewError):
-    """A background logger failed with an exception that cannot be pickled, or its process is gone."""
+    """Raised or shown if a logger fails with an exception that cannot be pickled, or the logger process is gone."""
 
     slug = "background-writer"
 
 
 def _close_figure(args: Any, kwargs: Any) -> None:
-    """Close a figure in the program, as `SummaryWriter.add_figure` closes its copy in the logger process."""
+    """Close matplotlib figures in the program as `SummaryWriter.add_figure` would, given the call's arguments."""
     pyplot = sys.modules.get("matplotlib.pyplot")
     figures = args[1] if len(args) > 1 else kwargs.get("figure")
     if pyplot is None or not (args[3] if len(args) > 3 else kwargs.get("close", True)):
@@ -75,11 +75,11 @@ def _close_figure(args: Any, kwargs: Any) -> None:
 
 
 _AFTER_CALL = {"add_figure": _close_figure}
-"""Method -> function that the program calls after each call of the method."""
+"""Name of a logger's method -> function to call in the program with the arguments of each call."""
 
 
 class CallChannel:
-    """The connection of the program to the process of one background logger."""
+    """The connection of the program to the logger process of one logger."""
 
     def __init__(self, recipe: Recipe, bound: int) -> None:
         self.recipe = recipe
@@ -88,31 +88,31 @@ class CallChannel:
         self.lock = threading.Lock()
         self.errors: deque[tuple[str, bytes | None, str]] = deque()
         self.errors_read = 0
-        """Value of the counter `ERRORS` when errors were last raised."""
+        """Value of `ERRORS` in the ring's header when an error of the logger was last raised here."""
         self.waited = 0.0
-        """Seconds that calls waited for room in the ring."""
+        """Total seconds for which calls waited for room in the ring."""
         self.dropped = 0
-        """Number of calls that were not made: in a replay, in a forked child, or without a logger process."""
+        """Number of calls that were ignored: in a replay, in a forked child, or because the logger process is gone."""
         self.numbers: dict[tuple[tuple[str, ...], str], int] = {}
         """(attribute path from the logger, name of a method) -> number of the method in messages."""
         self.unused_numbers = itertools.count()
         self.receiving = threading.RLock()
-        """Lock of the thread that reads the pipe of answers, so that two threads never split a message."""
+        """Lock held while a thread reads the pipe of answers, so that two threads never split a message."""
         self.tokens = itertools.count(1)
         self.answers: dict[int, tuple[str, Any]] = {}
-        """Number of a question -> answer that has arrived."""
+        """Number of a question -> its answer, once it has arrived."""
         self.gpu_copies: GpuTensorCopies | None = None
         self.replay_logger: Any = None
-        """The logger, made in this process, in a replay in which the program asks the logger for a value."""
+        """In a replay: the logger, made in this process when the program first asks it for a value; else None."""
         self.deferred: list[tuple[bytes, list[Any]]] = []
-        """Calls by signal handlers that interrupted another call; they are published later."""
+        """(payload, buffers) of calls that signal handlers made in the middle of another call; they are sent later."""
         self.incoming = b""
-        """Bytes of an answer that has not arrived as a whole."""
+        """Bytes of an answer of which the rest has not arrived yet."""
 
     # --- start and end
 
     def start(self, how: str) -> None:
-        """Start the logger process, by `how`: "spawn" or "fork"."""
+        """Start the logger process as a new interpreter (`how` is "spawn") or as a fork of this process ("fork")."""
         blob = b"" if how == "fork" else self._blob()
         self.ring = Ring.create(self.bound)
         self.wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -159,7 +159,7 @@ class CallChannel:
         }
 
     def _spawn(self, answers: int) -> None:
-        """Start a new interpreter, which forks once: so the logger process is no child of the program."""
+        """Start a new interpreter, whose fork becomes the logger process, so that it is no child of the program."""
         facts = json.dumps(self._process_facts(answers))
         path = json.dumps([each for each in sys.path if each])
         code = (
@@ -183,10 +183,10 @@ class CallChannel:
             )
 
     def _fork(self, answers: int) -> None:
-        """Fork this process twice: the second fork is the logger process, with the logger as it is now."""
+        """Fork this process twice: the second fork becomes the logger process, with the logger as it is now."""
         flush = getattr(self.recipe.instance, "flush", None)
         if callable(flush):
-            flush()  # otherwise both processes would write what the logger has buffered
+            flush()  # otherwise both processes would write the logger's buffered data
         parent = os.getpid()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
@@ -194,7 +194,7 @@ class CallChannel:
         with warnings.catch_warnings():
             warnings.simplefilter(
                 "ignore", DeprecationWarning
-            )  # about threads: the user chose "fork"
+            )  # a warning about threads: the user has chosen "fork"
             child = os.fork()
         if child:
             os.waitpid(child, 0)
@@ -206,7 +206,10 @@ class CallChannel:
         run_in_fork(self.ring, self.wake, answers, parent, self.recipe.make, unused=self.inbox)
 
     def close(self, name: str = "", *, wait: bool = True) -> None:
-        """Wait until all calls are made, close the logger by the method `name`, and end its process."""
+        """Let the logger process make all calls, close the logger by its method `name`, and end.
+
+        Wait for that unless `wait` is False. Do nothing if the channel is closed already.
+        """
         if self.state not in {OPEN, PENDING}:
             return
         self._publish_pending(wait=True)
@@ -226,7 +229,7 @@ class CallChannel:
         pid = int(self.ring.header[PID])
         with contextlib.suppress(OSError):
             if pid and state == CLOSED and os.getpid() == 1:
-                os.waitpid(pid, 0)  # only process 1 becomes the parent of the logger process
+                os.waitpid(pid, 0)  # process 1 (of a container) is the parent of the logger process
             elif pid:
                 os.waitpid(pid, os.WNOHANG)
         for fd in (self.inbox, self.wake):
@@ -235,7 +238,7 @@ class CallChannel:
         self.ring.close()
 
     def disconnect_in_child(self) -> None:
-        """Disconnect in a forked child of the program, because the logger belongs to the parent."""
+        """In a forked child of the program, send no calls any more, because the logger belongs to the parent."""
         if self.state in {OPEN, PENDING}:
             self.state = FORKED
             self.lock = threading.Lock()
@@ -244,7 +247,10 @@ class CallChannel:
     # --- calls
 
     def method(self, attribute_path: tuple[str, ...], name: str) -> Callable[..., None]:
-        """Return a function that sends calls of one method, with as little work per call as possible."""
+        """Return a function that sends calls of the method `name`, with as little work per call as possible.
+
+        `attribute_path` leads from the logger to the object with the method.
+        """
         number = self.number_of(attribute_path, name)
         dumps, frame, all_plain, channel = marshal.dumps, _frame, PLAIN.issuperset, self
         acquire, release = self.lock.acquire, self.lock.release
@@ -274,7 +280,7 @@ class CallChannel:
             data = dumps((number, args, kwargs))
             length = len(data)
             if not acquire(False):
-                # another thread has the lock, or the call that a signal handler has interrupted
+                # another thread has the lock, or this call is made by a signal handler during another call
                 channel._write(data, [])
             else:
                 try:
@@ -300,7 +306,7 @@ class CallChannel:
         return call
 
     def number_of(self, attribute_path: tuple[str, ...], name: str) -> int:
-        """Return the number of a method in messages; the logger process gets the number before the first call.
+        """Return the number of messages that call the method `name`; tell it to the logger process at first use.
 
         Other threads see the number only after it was sent. Two threads may give the same method two numbers, which
         is harmless.
@@ -315,7 +321,7 @@ class CallChannel:
         return CALL + 8 * index
 
     def send(self, number: int, args: Any, kwargs: Any) -> None:
-        """Copy a call with any arguments into the ring; then raise an error that the logger has reported."""
+        """Send a call with any arguments as message `number`; then raise an error if the logger has reported one."""
         if self.state not in {OPEN, PENDING}:
             self._reject_call()
             return
@@ -351,7 +357,7 @@ class CallChannel:
         return bool(buffers) and self.gpu_copies is not None and self.gpu_copies.is_under_way()
 
     def _keep_pending(self, payload: bytes, buffers: list[Any]) -> None:
-        """Hold a call back until the copies of its GPU tensors are done."""
+        """Keep an encoded call until the copies of its GPU tensors are done; wait if too much memory is in use."""
         assert self.gpu_copies is not None
         self.gpu_copies.hold(payload, buffers)
         self.state = PENDING
@@ -366,7 +372,7 @@ class CallChannel:
             self.state = OPEN
 
     def _write(self, payload: bytes, buffers: list[Any]) -> None:
-        """Append a message to the ring; wait while the ring has no room for the message."""
+        """Append a message to the ring; wait while the ring has no room for it."""
         ring, header = self.ring, self.ring.header
         sizes = [memoryview(each).nbytes for each in buffers]
         offsets, size = shared_memory_ring.layout(len(payload), sizes)
@@ -384,7 +390,7 @@ class CallChannel:
             if not self.lock.acquire(blocking=False):
                 if _is_interrupted_call():
                     self.deferred.append((payload, [bytes(memoryview(each)) for each in buffers]))
-                    header[ATTENTION] = 1  # the interrupted call will publish this one
+                    header[ATTENTION] = 1  # the interrupted call will send this call
                     return
                 if not self.lock.acquire(timeout=_ABANDONED_SECONDS):
                     with contextlib.suppress(RuntimeError):
@@ -412,7 +418,7 @@ class CallChannel:
         self._wake_process()
 
     def check_logger_process(self) -> None:
-        """Publish calls of signal handlers, wake the logger process if it sleeps, and raise an error that it sent."""
+        """Send calls made by signal handlers, wake the logger process if it sleeps, and raise an error that it sent."""
         while self.deferred and self.state in {OPEN, PENDING} and not self.lock.locked():
             self._write(*self.deferred.pop(0))
         header = self.ring.header if self.state in {OPEN, PENDING} else None
@@ -433,7 +439,11 @@ class CallChannel:
     def ask(
         self, kind: str, attribute_path: tuple[str, ...], name: str, *arguments: Any, **kwargs: Any
     ) -> Any:
-        """Return (kind, value) of the answer, given after all earlier calls; None as value if the process is gone."""
+        """Ask the logger process a question and return its answer as (kind, value); it first makes all earlier calls.
+
+        `kind` is the question: `read` the attribute `name`, `call` the method `name` with `arguments`, list `items`, or
+        `flush`. The answer is ("value", None) if the logger process is gone.
+        """
         if self.state == REPLAY:
             return self._answer_in_replay(kind, attribute_path, name, *arguments, **kwargs)
         if self.state not in {OPEN, PENDING}:
@@ -458,7 +468,7 @@ class CallChannel:
         return ("value", value(*arguments[0], **kwargs))
 
     def flush(self) -> None:
-        """Wait until all calls so far are made and the logger is flushed; raise the exception of a call that failed."""
+        """Wait until all calls so far are made and the logger is flushed; raise the exception of a failed call."""
         self.ask("flush", (), "flush")
         if self.state == OPEN and self.ring.header[ERRORS] != self.errors_read:
             self.raise_error()
@@ -479,7 +489,7 @@ class CallChannel:
         return answer
 
     def _receive(self, timeout: float) -> bool:
-        """Read answers and errors; return False if the logger process is gone and has left none."""
+        """Read answers and errors for at most `timeout` seconds; return False if the logger process is gone."""
         with self.receiving:
             if not select.select([self.inbox], [], [], timeout)[0]:
                 return True
@@ -500,7 +510,7 @@ class CallChannel:
             return True
 
     def raise_error(self) -> None:
-        """Raise the oldest exception of the logger that was not raised yet, in one thread only."""
+        """Raise the oldest exception of the logger that was not raised yet; do nothing if there is none."""
         with self.receiving:
             exc = self._next_error()
         if exc is not None:
@@ -536,7 +546,7 @@ class CallChannel:
         return not events or not events[0][1] & (select.POLLHUP | select.POLLERR)
 
     def _continue_without_logger(self) -> None:
-        """Disconnect from the logger process, which is gone; warn once."""
+        """Disconnect, because the logger process is gone, and warn once."""
         if self.state == DEAD:
             return
         self._disconnect(DEAD)
@@ -569,7 +579,7 @@ class CallChannel:
 
 
 def _warn(problem: WriterError) -> None:
-    """Issue a warning at the user's line: a failing logger must not end a training."""
+    """Issue `problem` as a warning at the user's line: a failing logger must not end a training."""
     text = f"{problem} (docs/errors.md#{problem.slug})"
     warnings.warn(text, RuntimeWarning, stacklevel=_caller())
 
@@ -580,7 +590,7 @@ _frame = struct.Struct("<QQ").pack
 
 
 def _is_interrupted_call() -> bool:
-    """Return True if this call was made by a signal handler that interrupted another call of this module."""
+    """Return True if the present call was made by a signal handler that interrupted another call of this module."""
     frame: Any = sys._getframe(1)  # noqa: SLF001
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back
@@ -590,7 +600,7 @@ def _is_interrupted_call() -> bool:
 
 
 def _caller() -> int:
-    """Return the stack level, for a warning, of the first caller outside this file."""
+    """Return the `stacklevel` with which a warning shows the line of the first caller outside this file."""
     level, frame = 1, sys._getframe(1)  # noqa: SLF001 - a warning names the user's line
     while frame is not None and frame.f_code.co_filename == __file__:
         level, frame = level + 1, frame.f_back  # type: ignore[assignment]
@@ -598,7 +608,10 @@ def _caller() -> int:
 
 
 def _exception(described: tuple[str, bytes | None, str]) -> BaseException:
-    """Return the exception that the logger raised, with its traceback in the logger process as a note."""
+    """Return the exception that `described` contains, with its traceback in the logger process as a note.
+
+    Return a WriterError in its place if it cannot be unpickled here.
+    """
     text, blob, lines = described
     exc: BaseException | None = None
     if blob is not None:

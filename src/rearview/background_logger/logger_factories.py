@@ -1,7 +1,7 @@
-"""How the logger process makes the logger: from a class or function, or like an existing logger.
+"""Recipes by which the logger process makes a logger: from a class or function, or like an existing logger.
 
 An existing logger cannot be copied, because most loggers have threads, files or connections. Rearview makes a
-second logger like it if the arguments of the first are known for certain; if not, an error names the line to write.
+second, equal logger if the arguments of the first are known for certain; if not, an error shows the line to write.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FACTORIES = (
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe for making a logger in another process: a function and its arguments."""
+    """A recipe for making a logger in another process: a class or function, and its arguments."""
 
     name: str
     """Name of the logger in error messages."""
@@ -37,18 +37,18 @@ class Recipe:
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     type: type | None = None
-    """Class of the logger, if known before the logger is made."""
+    """Class of the logger; None if it is not known before the logger is made."""
     instance: Any = None
-    """The logger in this process, if there is one."""
+    """The existing logger in this process; None if there is none."""
     module: Any = None
-    """The module that is the logger, such as mlflow."""
+    """The module, such as mlflow, if a module is used as a logger; else None."""
     after_close: Callable[[], Any] | None = None
     """Function that the program calls after the logger is closed."""
     closes: tuple[str, ...] = ()
-    """Methods besides `close` that end the logger."""
+    """Names of methods, in addition to `close`, that end the logger."""
 
     def recording_hook(self, name: str) -> Callable[[tuple[Any, ...], dict[str, Any]], None] | None:
-        """Return the function that records calls of the method `name`, or None if the run does not record them."""
+        """Return the function that records calls of the logger's method `name`, or None if they are not recorded."""
         function = getattr(self.type or self.module, name, None)
         hook: Any = getattr(function, SEEN, None)
         return hook if callable(hook) else None
@@ -61,9 +61,9 @@ class Recipe:
 def recipe_of(
     writer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, forks: bool
 ) -> Recipe:
-    """Return the recipe of the logger that was passed to `background`; raise if the recipe is not certain.
+    """Return the recipe for the logger that was passed to `background`; raise UsageError if it is not certain.
 
-    With `forks`, the logger process is a fork of this process and can use the existing logger.
+    `forks` says that the logger is used in this process or a fork of it, so that an existing logger can be used itself.
     """
     if isinstance(writer, _FACTORIES):
         kind = writer if isinstance(writer, type) else None
@@ -105,7 +105,7 @@ def recipe_of(
 
 
 def _has_only_attributes(kind: type) -> bool:
-    """Return True if objects of a class can be copied by copying their attributes."""
+    """Return True if an instance of the class `kind` can be copied by copying its attributes."""
     return all(
         getattr(kind, name, None) is getattr(object, name, None)
         for name in ("__reduce__", "__reduce_ex__", "__getstate__", "__new__")
@@ -119,7 +119,7 @@ def _copy_of_attributes(kind: type, attributes: dict[str, Any]) -> Any:
 
 
 def _recipe_from_library(writer: Any) -> Recipe | None:
-    """Return the recipe of a logger of W&B, MLflow or TensorBoard, or None for any other object."""
+    """Return the recipe for a logger of W&B, MLflow or TensorBoard, or None for any other object."""
     kind = type(writer)
     class_name = f"{kind.__module__}.{kind.__qualname__}"
     if class_name == "torch.utils.tensorboard.writer.SummaryWriter":
@@ -150,12 +150,15 @@ def _recipe_from_library(writer: Any) -> Recipe | None:
 
 
 def _attach(writer: Any) -> Any:
-    """Return a W&B run that must not be ended: unpickling has connected it to the service of W&B."""
+    """Return the W&B run `writer`, wrapped so that the logger process cannot end it.
+
+    Unpickling has connected it to the service of W&B, which the program uses, too.
+    """
     return Attached(writer)
 
 
 class Attached:
-    """Wraps a logger that the program also has: passes on all calls except those that would end the logger."""
+    """Wraps a logger that the program uses, too: passes on all calls except those that would end the logger."""
 
     is_attached = True
 
@@ -169,13 +172,13 @@ class Attached:
         setattr(self.__dict__["writer"], name, value)
 
     def flush(self) -> None:
-        """Wait until the service of W&B has everything that was logged."""
+        """Wait until the service of W&B has received all logged values; do nothing for other loggers."""
         status = getattr(self.__dict__["writer"], "status", None)
         if callable(status):
             status()
 
     def close(self) -> None:
-        """Flush, but do not end the logger: the program does that."""
+        """Flush, and do not end the logger, because the program ends it."""
         self.flush()
 
     finish = end_run = close
@@ -190,7 +193,10 @@ def _start_mlflow_run(uri: str, run: str) -> Any:
 
 
 def _summary_writer_recipe(writer: Any, *, log_dir: str, queue: str) -> Recipe:
-    """Return a recipe for a second SummaryWriter in the same folder, whose files TensorBoard shows as one run."""
+    """Return a recipe for a second SummaryWriter with the options of `writer`, in its folder `log_dir`.
+
+    TensorBoard shows the files of both as one run. `queue` is the name of the attribute with the queue size.
+    """
     prefix = "_" if queue.startswith("_") else ""
     options = {
         "max_queue": getattr(writer, queue),
@@ -200,7 +206,7 @@ def _summary_writer_recipe(writer: Any, *, log_dir: str, queue: str) -> Recipe:
     if prefix:
         options["write_to_disk"] = writer._write_to_disk  # noqa: SLF001 - there is no public name
     with contextlib.suppress(AttributeError):
-        writer.close()  # flushes its file; a later call would open a second file
+        writer.close()  # flush its file; a later call would open a second file
     kind = type(writer)
-    # an absolute path: the program may change its working folder before the logger process starts
+    # an absolute path, because the program may change its current folder before the logger process starts
     return Recipe("SummaryWriter", kind, (os.path.abspath(log_dir),), options, type=kind)  # noqa: PTH100

@@ -1,7 +1,7 @@
 """The logger process: it constructs the logger, makes the calls of the program in order, and closes the logger.
 
-The process ends when the program closes the logger, or when the program has ended in any way; before, it makes
-every call that reached the shared memory.
+The process ends when the program closes the logger, or after the program has ended in any way. Before it ends, it
+makes every call that the program has copied into the shared memory.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ from rearview.background_logger.shared_memory_ring import (
 )
 
 NICE = 10
-"""Added to the niceness of the process, so that training has priority."""
+"""Number added to the niceness of the logger process, so that training has priority."""
 POLL_SECONDS = 0.004
-"""Seconds between two looks at the ring while calls arrive."""
+"""Seconds between checks for new messages in the ring while calls arrive."""
 IDLE_SECONDS = 0.25
-"""Seconds without a call after which the process sleeps until the program wakes it."""
+"""Seconds without a call after which the logger process sleeps until the program wakes it."""
 LONGEST_SLEEP = 0.5
-"""Seconds after which the sleeping process looks at the ring even if it was not woken."""
+"""Seconds after which the sleeping logger process checks the ring even if it was not woken."""
 MOST_UNREAD = 4
-"""Largest number of errors sent to the program that it has not read; further errors are only counted."""
+"""Largest number of errors sent that the program has not read yet; further errors are only counted."""
 LONGEST_TRACEBACK = 8_000
 
 START, CALL, SET, ASK, FINISH = range(5)
 """Kinds of messages: construct the logger, call a method, set an attribute, answer a question, close and end.
 
-The number of a message is its kind plus 8 times the number of a method, or of a question.
+The number of a message is its kind plus 8 times another number: of a method (`CALL`), or of a question.
 """
 
 
 def main(facts: dict[str, Any]) -> None:
-    """Run the logger process for the ring that `facts` describes, then end it without exit handlers."""
+    """Be the logger process for the ring that `facts` describes; then end the process without exit handlers."""
     if os.fork():
-        os._exit(0)  # the program waits for this process; its child is then no child of the program
+        os._exit(0)  # the program waits for this process, not for the fork
     prepare_process(facts["nice"])
     ring = Ring(facts["memory"], facts["size"], facts["bound"])
     code = 0
@@ -69,15 +69,16 @@ def main(facts: dict[str, Any]) -> None:
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
-    os._exit(code)  # do not wait for threads of the closed logger
+    os._exit(code)  # not `sys.exit`, which would wait for threads of the closed logger
 
 
 def run_in_fork(
     ring: Ring, wake: int, answers: int, parent: int, make: Callable[[], Any], *, unused: int
 ) -> NoReturn:
-    """Run the logger process in a fork of the program, then end it.
+    """Be the logger process in a fork of the program; then end the process.
 
-    `make` makes the logger; `unused` is a descriptor that only the program needs.
+    `wake` and `answers` are file descriptors as in `CallServer`, `parent` is the id of the program's process. `make()`
+    returns the logger; `unused` is a descriptor that only the program needs.
     """
     code = 1
     try:
@@ -98,7 +99,7 @@ def run_in_fork(
 
 
 def prepare_process(nice: int) -> None:
-    """Lower the priority of this process, and ignore signals that are meant for the program."""
+    """Lower the priority of this process by `nice`, and ignore signals that are meant for the program."""
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"):
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     with contextlib.suppress(OSError):
@@ -106,37 +107,37 @@ def prepare_process(nice: int) -> None:
 
 
 class CallServer:
-    """Reads calls from a ring and makes them on the logger."""
+    """Reads messages with calls from a ring, and makes the calls on the logger."""
 
     def __init__(self, ring: Ring, wake: int, answers: int, parent: int) -> None:
         self.ring = ring
         self.wake = wake
-        """Event descriptor by which the program wakes this process."""
+        """Descriptor (eventfd) through which the program wakes this process."""
         self.answers = answers
-        """Pipe for answers and errors."""
+        """Descriptor of the pipe to which answers and errors for the program are written."""
         self.target: Any = None
-        """The logger, once it is constructed."""
+        """The logger; None until it is constructed."""
         self.start_error: BaseException | None = None
         self.methods: dict[int, tuple[tuple[str, ...], str]] = {}
-        """Number of a method -> (attribute path from the logger, name)."""
+        """Number of a method in messages -> (attribute path from the logger to the object, name of the method)."""
         self.has_own_handlers = False
-        """Whether all exit handlers of this process belong to the logger's libraries."""
+        """Whether this process was not forked from the program, so that its exit handlers are the logger's own."""
         self.running = True
         self.parent = parent
         """Id of the program's process."""
         ring.header[PID] = os.getpid()
         try:
             self.pidfd = os.pidfd_open(parent)
-        except (OSError, AttributeError):  # the program is gone already, or the kernel has no pidfd
+        except (OSError, AttributeError):  # the program has ended, or the system has no pidfd
             self.pidfd = -1
 
     def report_start_error(self, exc: BaseException) -> None:
-        """Send the error with which constructing the logger failed to the program; no call will be made."""
+        """Send the error `exc`, with which constructing the logger failed, to the program; make no calls after it."""
         self.start_error = exc
         self._send_error("", exc)
 
     def serve(self) -> None:
-        """Make calls until the program closes the logger, or has ended and the ring is empty."""
+        """Make calls until the program has closed the logger, or has ended and the ring is empty."""
         idle = time.monotonic()
         header = self.ring.header
         while self.running:
@@ -175,7 +176,7 @@ class CallServer:
         return False
 
     def _serve_next(self) -> bool:
-        """Handle the next message in the ring; return False if the ring is empty."""
+        """Handle the next message in the ring and return True; return False if the ring is empty."""
         ring, header = self.ring, self.ring.header
         tail = header[TAIL]
         if header[HEAD] == tail:
@@ -192,7 +193,7 @@ class CallServer:
         decode_error: BaseException | None = None
         try:
             number, args, kwargs = decode(payload, lambda sizes: self._buffers(tail, length, sizes))
-        except BaseException as exc:  # the class of an argument cannot be imported here
+        except BaseException as exc:  # the class of an argument cannot be imported
             decode_error = exc
             number = _method_number(payload)
         finally:
@@ -204,7 +205,10 @@ class CallServer:
         return True
 
     def _buffers(self, message: int, length: int, sizes: Sequence[int]) -> list[bytearray]:
-        """Return copies of the buffers of the message at offset `message`, because a logger may keep its arguments."""
+        """Return copies of the buffers, of `sizes` bytes, in the message at offset `message`.
+
+        `length` is the size of the message's payload. A logger may keep its arguments, so they must not refer to the ring.
+        """
         offsets, _ = shared_memory_ring.layout(length, sizes)
         whole = self.ring.bytes
         return [
@@ -268,10 +272,13 @@ class CallServer:
     def _answer(
         self, token: int, args: Any, kwargs: Any, decode_error: BaseException | None
     ) -> None:
-        """Answer a question of the program, which waits for the answer; or remember the number of a method."""
+        """Answer the question `token` of the program, which waits for the answer.
+
+        The question `register` gets no answer: it tells this process the number of a method.
+        """
         answer: tuple[str, Any]
         question, attribute_path, name, *arguments = args if decode_error is None else ("", (), "")
-        if question == "register":  # the program numbers the methods that it calls
+        if question == "register":  # the program has given a method a number
             self.methods[arguments[0]] = (tuple(attribute_path), name)
             return
         try:
@@ -311,7 +318,7 @@ class CallServer:
             self._send(token, ("value", None))
 
     def _close(self, name: str = "") -> None:
-        """Close the logger by the method `name`, or by the first of `close`, `finish` and `flush` that it has."""
+        """Close the logger by its method `name`; without a name, by the first of `close`, `finish` and `flush` it has."""
         self.running = False
         if self.target is None:
             return
@@ -323,14 +330,14 @@ class CallServer:
                     break
         finally:
             if self.has_own_handlers and not getattr(self.target, "is_attached", False):
-                # an exit handler of W&B waits until its service has written everything
+                # W&B's exit handler waits until its service has written everything
                 atexit._run_exitfuncs()  # noqa: SLF001 - `os._exit` would skip the handlers
 
     def _send_error(self, text: str, exc: BaseException) -> None:
-        """Send an exception to the program, which raises it at its next call; `text` shows the call that failed."""
+        """Send an exception to the program, which raises it at a later call; `text` shows the call that failed."""
         header = self.ring.header
         if isinstance(exc, _NotConstructed):
-            return  # the program has got the error of the constructor
+            return  # the program was sent the error of the constructor already
         unread = header[ERRORS] - header[ERRORS_READ]
         if unread < MOST_UNREAD:
             self._send(0, ("error", _describe_error(text, exc)))
@@ -352,7 +359,7 @@ class CallServer:
 
 
 class _NotConstructed(Exception):  # noqa: N818 - never raised to users
-    """A call was not made because the logger could not be constructed."""
+    """Raised in place of making a call if the logger could not be constructed."""
 
 
 def _method_number(payload: memoryview) -> int:
@@ -364,7 +371,7 @@ def _method_number(payload: memoryview) -> int:
 
 
 def _is_data(value: Any) -> bool:
-    """Return True if a value is copied to the program; any other value is accessed by its name.
+    """Return True if the value of an attribute is copied to the program; the program gets a proxy of any other object.
 
     Lists and dictionaries are not copied, because changes to a copy would be lost.
     """
@@ -375,12 +382,12 @@ def _is_data(value: Any) -> bool:
 
 
 def _first_text(args: Any) -> str:
-    """Return the first argument as text if it is a string (most loggers take a name first), else `…`, or nothing."""
+    """Return the first argument of a call for a message: quoted if it is a string, else `…`; '' if there is none."""
     return repr(args[0])[:60] if args and isinstance(args[0], str) else "…" if args else ""
 
 
 def _describe_error(text: str, exc: BaseException) -> tuple[str, bytes | None, str]:
-    """Return (text of the call, pickled exception or None, traceback as text)."""
+    """Return (`text`, pickled exception or None if it cannot be pickled or is large, traceback as text)."""
     lines = "".join(traceback.format_exception(exc))[-LONGEST_TRACEBACK:]
     try:
         blob = pickle.dumps(exc, protocol=5)

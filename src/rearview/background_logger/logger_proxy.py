@@ -1,6 +1,6 @@
-"""`rearview.background` returns a proxy of a logger: its calls return at once, the logger process makes them.
+"""The proxy of a logger that `rearview.background` returns: calls return at once, and the logger process makes them.
 
-A thread would not help: drawing histograms and encoding images hold the interpreter lock.
+A thread in place of the process would not help: drawing histograms and encoding images hold the interpreter lock.
 """
 
 from __future__ import annotations
@@ -64,20 +64,20 @@ def _session() -> Any:
 
 
 def _is_replay() -> bool:
-    """Return True in a replay and in its child processes, in which loggers write nothing."""
+    """Return True if this process is a replay or a child process of one, in which loggers write nothing."""
     session = _session()
     if session is not None and session.view is not None:
         return True
     return b"REARVIEW_REPLAY" in getattr(
         os.environ, "_data", {}
-    )  # so the variable is not recorded as an input
+    )  # `os.environ` itself would record the variable as an input of the program
 
 
 class Background:
-    """Represents a logger in the logger process. Methods return None at once.
+    """A proxy of a logger in the logger process. Calls of its methods return None at once.
 
-    Attributes, and methods whose name begins with `get_`, wait for the logger process and return its
-    answer.
+    Reading an attribute, and calling a method whose name begins with `get_`, wait for the logger process and return
+    its answer.
     """
 
     __slots__ = ("__weakref__", "_rearview_root")
@@ -138,7 +138,7 @@ class Background:
         return item in list(iter(self))
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        """Call the logger itself."""
+        """Call the logger itself, without waiting for the call."""
         channel = self._rearview_channel
         channel.send(channel.number_of(self._rearview_attribute_path, "__call__"), args, kwargs)
 
@@ -164,7 +164,10 @@ class Background:
 
 
 def _is_method(channel: CallChannel, attribute_path: tuple[str, ...], name: str) -> bool:
-    """Return True if the logger's class is known to have the method `name`, without asking the logger process."""
+    """Return True if the class of the logger is known here and has the method `name`.
+
+    Otherwise the logger process has to be asked.
+    """
     if attribute_path or channel.recipe.type is None:
         return False
     member = inspect.getattr_static(channel.recipe.type, name, None)
@@ -172,7 +175,7 @@ def _is_method(channel: CallChannel, attribute_path: tuple[str, ...], name: str)
 
 
 def _flush(self: Background) -> None:
-    """Wait until all calls were made and the logger has flushed."""
+    """Wait until all calls were made and the logger has flushed its output."""
     self._rearview_channel.flush()
 
 
@@ -185,9 +188,10 @@ def _closing(name: str) -> Callable[[Background], None]:
 
 
 def _make_proxy(channel: CallChannel, attribute_path: tuple[str, ...], root: Any = None) -> Any:
-    """Return a proxy of the logger, or of the object at an attribute path of it.
+    """Return a proxy of the logger, or of the object that `attribute_path` reaches from the logger.
 
-    Each proxy has a class of its own: methods are attributes of this class, so calls are as fast as ordinary ones.
+    Each proxy has a class of its own, with methods as attributes, so calls are as fast as ordinary calls. `root` is the
+    proxy of the logger itself; a reference to it keeps the logger open.
     """
     names: dict[str, Any] = {
         "__slots__": (),
@@ -206,14 +210,14 @@ def _make_proxy(channel: CallChannel, attribute_path: tuple[str, ...], root: Any
 
 
 def _finish_all() -> None:
-    """Wait at the end of the program until every logger has made its calls."""
+    """At the end of the program, wait until every logger process has made all calls; warn about errors."""
     for channel in list(CHANNELS):
         if channel.state not in {OPEN, PENDING}:
             continue
         try:
             channel.close()
         except KeyboardInterrupt:
-            return  # the logger processes make their calls even if the program is killed
+            return  # the logger processes make all calls even if the program ends now
         except Exception as exc:
             notes = "\n".join(getattr(exc, "__notes__", ()))
             warnings.warn(

@@ -1,9 +1,9 @@
-"""Shared memory through which the calls of a logger reach the process that owns the logger.
+"""Shared memory through which calls of a logger reach the logger process, which makes them.
 
 One memory file contains a header and a ring of messages. The program appends messages, the logger process
-consumes them in order. Memory is touched on first use and reused afterwards, so the ring stays small while
-the logger process keeps up. The memory outlives a killed program until the logger process has read it, so
-no call that had returned is lost.
+reads them in order. The program writes over messages that were read before it uses new memory, so the ring stays small
+while the logger process keeps up. After the program is killed, the memory exists until the logger process has read
+it, so no call that had returned is lost.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from collections.abc import Sequence
 from typing import Any
 
 HEADER = 4096
-"""Bytes of the header before the ring; it contains counters of eight bytes each."""
+"""Size in bytes of the header before the ring; it contains numbers of eight bytes each."""
 HEAD, TAIL, ASLEEP, ATTENTION, ERRORS, ERRORS_READ, PID = range(7)
-"""Indices of the counters in the header: end of the published messages; start of the unread messages; whether the
-logger process sleeps until it is woken; whether the program must look (the process sleeps, or has sent errors);
-number of errors; number of errors that the program has read; id of the logger process."""
+"""Indices of the numbers in the header: offset of the end of the messages; offset of the first unread message; whether
+the logger process sleeps until it is woken; whether the program must check the other numbers (the process sleeps, or
+has sent errors); number of errors; number of errors that the program has read; id of the logger process."""
 JUMP = 2**64 - 1
-"""Stored in place of a message's size: the next message is at the start of the ring."""
+"""Stored in place of a message's size to say that the next message is at the start of the ring."""
 GAP = 64
-"""Bytes that stay free after every message, so that a `JUMP` always fits, and a full ring never looks empty."""
+"""Bytes that are kept free after each message, so that a `JUMP` always fits, and a full ring never looks empty."""
 FIRST_LAP = 1 << 20
-"""Bytes of the ring that are used at first; more memory is touched only if the logger process falls behind."""
+"""Bytes of the ring that are used at first; more memory is used only if the logger process falls behind."""
 _FENCE = threading.Lock()
 ORDERED = platform.machine().lower() in {"x86_64", "amd64", "i686"}
-"""Whether other processes see writes to memory in the order in which this processor makes them."""
+"""Whether other processes see writes to memory in the order in which this type of processor makes them."""
 
 
 def fence() -> None:
-    """Complete all memory accesses before this call, before any after this call starts.
+    """Ensure that memory accesses before this call are complete before memory accesses after it begin.
 
-    x86 processors keep this order anyway; on other processors, taking a lock twice enforces the order.
+    x86 processors keep this order anyway. On other processors, taking a lock twice enforces the order.
     """
     if not ORDERED:
         with _FENCE:
@@ -49,8 +49,8 @@ def fence() -> None:
 class Ring:
     """The shared memory of one background logger, mapped into the program or into the logger process.
 
-    `bound` is the number of bytes that waiting calls may take. A single call that is larger
-    waits until the ring is empty.
+    `bound` is the number of bytes that unread messages may take. A single message that is larger
+    has to wait until the ring is empty.
     """
 
     def __init__(self, fd: int, size: int, bound: int) -> None:
@@ -62,13 +62,16 @@ class Ring:
         self.header = whole[:HEADER].cast("Q")
         self.bytes = whole[HEADER:]
         self.lap = min(FIRST_LAP, bound)
-        """Offset at which the program jumps back to the start of the ring, if there is room."""
+        """Offset at which the program continues at the start of the ring, if there is room."""
         self.limit = self.lap - GAP
-        """Offset up to which the program may write without reading the counters of the logger process."""
+        """Offset up to which the program may write without a call of `find_room`."""
 
     @classmethod
     def create(cls, bound: int) -> Ring:
-        """Return a new ring; its memory has no name and ends with the last process that maps it."""
+        """Return a new ring for `bound` bytes of unread messages; raise MemoryError if it cannot be mapped.
+
+        The memory has no file name, and is freed when the last process that maps it ends.
+        """
         bound = max(bound, FIRST_LAP)
         fd = os.memfd_create("rearview-background", os.MFD_CLOEXEC)
         physical_memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -77,27 +80,27 @@ class Ring:
                 os.ftruncate(fd, HEADER + size)
                 return cls(fd, size, bound)
             except (OSError, ValueError, OverflowError):
-                continue  # the process has a limit (ulimit -v): try a size that allows only smaller calls
+                continue  # memory is limited (ulimit -v): try a ring in which only smaller calls fit
         os.close(fd)
         raise MemoryError(f"{bound} bytes of shared memory cannot be mapped")
 
     def find_room(self, nbytes: int) -> int | None:
         """Return an offset at which `nbytes` bytes can be written, or None if the logger process must read more first.
 
-        This may publish a jump to the start of the ring.
+        This may write a `JUMP`, which tells the logger process to continue at the start of the ring.
         """
         nbytes += GAP
         head, tail = self.header[HEAD], self.header[TAIL]
         if (
             tail > head
-        ):  # the program has jumped: unread messages are after the tail, and before the head
+        ):  # the program has continued at the start: unread messages are after the tail and before the head
             end = min(tail, self.bound)
             self.limit = end - GAP
             return head if head + nbytes <= end else None
         if head + nbytes <= self.lap:
             self.limit = self.lap - GAP
             return head
-        # if the logger process keeps up, use memory again that is in the processor's cache
+        # if the logger process keeps up, start again at offset 0, whose memory is in the processor's cache
         if nbytes <= min(tail, self.bound) and (
             4 * (head - tail) < self.lap or head + nbytes > self.bound
         ):
@@ -109,10 +112,10 @@ class Ring:
             self.lap = min(self.bound, max(2 * self.lap, head + nbytes))
             self.limit = self.lap - GAP
             return head
-        if head == tail and nbytes <= self.size:  # the ring is empty: one large call may use it all
+        if head == tail and nbytes <= self.size:  # the ring is empty: one message may use it all
             if head:
                 self._jump(head)
-                return None  # wait until the logger process has followed the jump
+                return None  # wait until the logger process has read the `JUMP`
             self.lap = max(self.bound, nbytes)
             self.limit = self.lap - GAP
             return 0
@@ -124,15 +127,15 @@ class Ring:
         self.header[HEAD] = 0
 
     def write_number(self, offset: int, value: int) -> None:
-        """Write a number of eight bytes at an offset of the ring."""
+        """Write `value` as eight bytes at `offset` of the ring."""
         self.bytes[offset : offset + 8] = value.to_bytes(8, "little")
 
     def read_number(self, offset: int) -> int:
-        """Return the number of eight bytes at an offset of the ring."""
+        """Return the number that is stored as eight bytes at `offset` of the ring."""
         return int.from_bytes(self.bytes[offset : offset + 8], "little")
 
     def release(self, offset: int, size: int) -> None:
-        """Give the memory of a message that was read back to the operating system, if the message is beyond `bound`."""
+        """Return memory of a message that was read to the operating system, as far as it is beyond `bound`."""
         start = max(offset, self.bound) + -max(offset, self.bound) % mmap.PAGESIZE
         if offset + size > start:
             with contextlib.suppress(OSError, ValueError):
@@ -163,9 +166,9 @@ def aligned(size: int) -> int:
 
 
 def layout(payload: int, sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Return (offset of each buffer in a message, size of the message), for a payload and buffers of given sizes.
+    """Return (offset of each buffer in a message, size of the message) for a payload of `payload` bytes.
 
-    A message consists of its size, the size of its payload, the payload, and its buffers.
+    A message consists of its size, the size of its payload, the payload, and buffers of the given `sizes`.
 
     >>> layout(10, [4, 100])
     ([64, 128], 256)
@@ -179,7 +182,7 @@ def layout(payload: int, sizes: Sequence[int]) -> tuple[list[int], int]:
 
 
 def copy_into(ring: Ring, offset: int, data: Any) -> None:
-    """Copy the bytes of a contiguous buffer into the ring; a large buffer is copied without the interpreter lock."""
+    """Copy the contiguous buffer `data` to `offset` of the ring; release the interpreter lock for a large buffer."""
     view = memoryview(data)
     view = view if view.format == "B" and view.ndim == 1 else view.cast("B")
     if view.nbytes < _LARGE or view.readonly:

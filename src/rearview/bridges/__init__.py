@@ -1,1 +1,1 @@
-"""Bridges to other tools: import from and export to other trackers, and a server of tools for coding agents (MCP)."""
+"""Bridges to other tools: import runs from and export runs to other trackers; an MCP server for coding agents."""

@@ -1,7 +1,7 @@
 """Import runs of other trackers into a project, and yield runs of a project for export to other trackers.
 
-An imported run has its values as records and its parameters as arguments; a second import adds only what is
-new. The modules `mlflow_runs`, `tensorboard_files` and `wandb_files` read and write the trackers' formats.
+The values of an imported run become records, and its parameters become arguments. A second import of a run adds only
+new values. The modules `mlflow_runs`, `tensorboard_files` and `wandb_files` read and write the trackers' formats.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from rearview.store.runs import NAME, TAG, Runs, check_name
 from rearview.store.stored_media import StoredValue, value_in_text
 
 LOOP = "step"
-"""Name of the loop in the points of imported values: `step=20`."""
+"""Name of the loop in the points of imported values, such as `step=20`."""
 
 
 @dataclass(frozen=True)
 class TrackedValue:
-    """A value in another tracker."""
+    """A value that a run logged to another tracker."""
 
     name: str
     value: Any
     step: int | None
-    """Step at which the value was logged; None if it was logged once for the whole run."""
+    """Step at which the value was logged; None if it belongs to the whole run."""
     time: float
 
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """A run in another tracker."""
+    """A run in another tracker, with its values."""
 
     tracker: str
     key: str
@@ -49,7 +49,7 @@ class TrackedRun:
     values: Iterable[TrackedValue]
     ended: float | None = None
     exit_code: int | None = 0
-    """Exit code of the run; None if the run has not ended."""
+    """Exit code of the run; None if the run has not ended, or its end is not known."""
     name: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     source: str = ""
@@ -69,12 +69,12 @@ class Imported:
 
 
 def project_at(folder: Path) -> Project:
-    """Return the project that contains a folder; create a project in the folder if there is none."""
+    """Return the project that contains `folder`; create a project in `folder` if there is none."""
     return Project.find(folder) or Project.create(folder)
 
 
 def import_runs(project: Project, tracked_runs: Iterable[TrackedRun]) -> list[Imported]:
-    """Store runs of another tracker; if a run was imported before, add only what is new."""
+    """Store `tracked_runs` in `project`; return one result per run. For a run imported before, add only new values."""
     runs = Runs(project)
     imported_before = {
         (run.facts.imported.get("from"), run.facts.imported.get("key")): run.id
@@ -123,7 +123,7 @@ def _create_run(runs: Runs, tracked: TrackedRun) -> str:
 
 
 def _set_name(runs: Runs, run: str, name: str) -> None:
-    """Give an imported run the name that it has in the tracker, unless another run of the project has this name."""
+    """Give an imported run its name in the tracker, if the name is valid and no other run of the project has it."""
     try:
         name = check_name(name)
     except UsageError:
@@ -150,7 +150,7 @@ def _add_values(
             and value.name.strip()
             and value.name[0] != "$"
         ):
-            rows.setdefault(value.step, {})[value.name] = value  # the last value of a step counts
+            rows.setdefault(value.step, {})[value.name] = value  # keep the last value of each step
     if not rows:
         return 0
     attempt, since = (0, 0) if is_new else _next_attempt(history, run)
@@ -177,7 +177,7 @@ def _point(step: int | None) -> Point:
 
 
 def _stored_steps(history: History, run: str) -> set[tuple[str, int | None]]:
-    """Return (name, step) for every value of a run."""
+    """Return (name, step) of all stored values of a run; step is None for a value outside loops."""
     rows = history.sql(
         f"SELECT name, path, indices FROM records WHERE run = '{run}'"  # noqa: S608 - our own id
     ).rows()
@@ -185,7 +185,7 @@ def _stored_steps(history: History, run: str) -> set[tuple[str, int | None]]:
 
 
 def _next_attempt(history: History, run: str) -> tuple[int, int]:
-    """Return (attempt, sequence number) for new records of a run, so that they come after its existing records."""
+    """Return (attempt, sequence number) with which new records of a run are ordered after its existing records."""
     row = history.sql(
         "SELECT max(attempt) AS attempt, max(seq) AS seq FROM records "  # noqa: S608 - our own id
         f"WHERE run = '{run}'"
@@ -194,7 +194,7 @@ def _next_attempt(history: History, run: str) -> tuple[int, int]:
 
 
 def missing_library(library: str, extra: str, doing: str) -> UsageError:
-    """Return an error that says that `doing` needs a library, and how to install it."""
+    """Return the error that `doing` needs `library`, which `pip install 'rearview[<extra>]'` installs."""
     return UsageError(
         f"{doing} needs {library}, which is not installed. Install it with "
         f"`pip install 'rearview[{extra}]'`.",
@@ -203,7 +203,7 @@ def missing_library(library: str, extra: str, doing: str) -> UsageError:
 
 
 def nothing_found(tracker: str, path: Path | str, looked_for: str) -> UsageError:
-    """Return the error for a file path at which there is nothing to import."""
+    """Return the error that `path` contains nothing to import from `tracker`; `looked_for` is what was searched."""
     return UsageError(
         f"{path} has no data of {tracker}: no {looked_for} was found. Name the folder that {tracker} "
         "wrote to.",
@@ -213,18 +213,18 @@ def nothing_found(tracker: str, path: Path | str, looked_for: str) -> UsageError
 
 @dataclass(frozen=True)
 class ExportedValue:
-    """A value of a run, for another tracker."""
+    """A value of a run, as it is exported to another tracker."""
 
     name: str
     step: int
     value: Any
-    """A number, a text, or a `StoredValue` (an image, a table, …)."""
+    """A number, a text, plain data, or a `StoredValue` (an image, a table, …)."""
     time: float
 
 
 @dataclass(frozen=True)
 class ExportedRun:
-    """A run with its values, ordered by name and step."""
+    """A run to export, with its values ordered by name and step."""
 
     run: Run
     values: tuple[ExportedValue, ...]
@@ -236,11 +236,11 @@ class Exported:
 
     run: str
     place: str
-    """Folder to which the run was written, or its id in the tracker."""
+    """Path of the folder to which the run was written, or id of the run in the tracker."""
     values: int
-    """Number of values that this export wrote; 0 if the target had all of them already."""
+    """Number of values that this export wrote; 0 if an earlier export has written all of them."""
     left_out: int = 0
-    """Number of values that the tracker cannot store."""
+    """Number of values that were not exported, because the tracker cannot store them."""
 
 
 def exported_runs(
@@ -251,11 +251,12 @@ def exported_runs(
     runs: Sequence[str] | None = None,
     unproved: bool = False,
 ) -> Iterator[ExportedRun]:
-    """Yield runs with their values; for each point, a value that the run logged, else a value of a replay.
+    """Yield runs with their values, for export.
 
-    The step of a value is the iteration of its loop. In nested loops the points are numbered without a gap:
-    `epoch=1/step=0` comes right after the last step of epoch 0. Other trackers cannot mark doubtful values:
-    values of replays that were not proved exact are left out unless `unproved` is True.
+    `where` and `runs` select runs, `names` selects values; all if they are empty. A value at a point is the value that
+    the run logged, or else the value of a replay. The step of a value is the iteration of its loop. In nested loops the
+    points are numbered without a gap: `epoch=1/step=0` comes right after the last step of epoch 0. Other trackers cannot
+    mark doubtful values, so values of replays that were not proved exact are left out unless `unproved` is True.
     """
     run_ids = {history.run(name).id for name in runs} if runs else None
     for run in history.runs(where):

@@ -1,7 +1,7 @@
-"""A server of the Model Context Protocol, by which coding agents ask about the runs of a project.
+"""A server of the Model Context Protocol (MCP), through which coding agents ask about the runs of a project.
 
-Its tools only read, unless replays are allowed. The tool `backfill` needs the consent text that the tool `price`
-returns, so that an agent never starts hours of computing without having seen the price.
+Its tools only read, unless replays are allowed: then there is also the tool `backfill`. It needs the consent text that
+the tool `price` returns, so that an agent never starts hours of computing without having seen the price.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rearview.model import Run
 from rearview.store.stored_media import StoredValue
 
 MOST_ROWS = 1000
-"""Largest number of rows in one answer."""
+"""Largest number of rows in one answer of a tool."""
 INSTRUCTIONS = """\
 Rearview keeps every training run of this project: its source, its logged values, its checkpoints.
 `runs` lists runs, `show` describes one, `table` and `sql` read logged values. A value that was never
@@ -30,12 +30,12 @@ exists, ask `price` what it costs to fill that column for past runs, then call `
 
 
 def serve(history: History, *, allow_replay: bool) -> None:
-    """Run the server on standard input and output until the client disconnects."""
+    """Serve one client on standard input and output until it disconnects; `allow_replay` adds the tool `backfill`."""
     make_server(history, allow_replay=allow_replay).run("stdio")
 
 
 def make_server(history: History, *, allow_replay: bool) -> Any:
-    """Return the server; it has the tool `backfill` only if `allow_replay` is True."""
+    """Return the MCP server; it has the tool `backfill` only if `allow_replay` is True."""
     try:
         from mcp.server.mcpserver import MCPServer
         from mcp.types import ToolAnnotations
@@ -55,7 +55,7 @@ def make_server(history: History, *, allow_replay: bool) -> Any:
 
 
 def _with_errors_as_answers(tool: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a tool that answers with the message of an error, if `tool` raises an error of Rearview."""
+    """Return `tool`, wrapped to answer with the message and slug of an error of Rearview in place of raising it."""
 
     @functools.wraps(tool)
     def answer(*args: Any, **kwargs: Any) -> Any:
@@ -68,7 +68,7 @@ def _with_errors_as_answers(tool: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Tools:
-    """The tools that agents may call. Every answer is plain JSON."""
+    """The tools that agents may call, one per method. Each method returns plain data for JSON."""
 
     def __init__(self, history: History) -> None:
         self._history = history
@@ -88,7 +88,7 @@ class Tools:
     def show(self, run: str = "latest") -> dict[str, Any]:
         """Describe one run: names and how many values each has, loops, checkpoints, cost, exactness.
 
-        `run` is an id, a name, `latest`, or -1, -2, … from the newest back.
+        `run` is an id, a name, `latest`, or a number: -1 is the newest run, -2 the one before, and so on.
         """
         report = self._history.show(run)
         return {
@@ -102,7 +102,7 @@ class Tools:
         }
 
     def names(self) -> dict[str, Any]:
-        """List every name that has values, and those that the newest source logs without values."""
+        """List every name that has values, and names that the newest source logs and that have no values yet."""
         names = self._history.names()
         empty = self._history.empty(names)
         return {"names": [name for name in names if name not in empty], "without_values": empty}
@@ -116,7 +116,8 @@ class Tools:
     ) -> dict[str, Any]:
         """Return logged values, one row per point: run, loops, then a column for each name.
 
-        Columns named in `unproved` come from replays that could not be proved exact.
+        If there is a column `unproved`, it lists the columns whose value in the row comes from a replay that could
+        not be proved exact.
         """
         table = self._history.table(
             *names, runs=runs, where=where, limit=max(1, min(limit, MOST_ROWS))
@@ -128,10 +129,10 @@ class Tools:
         }
 
     def sql(self, query: str, limit: int = 100) -> dict[str, Any]:
-        """Answer one read-only question in DuckDB's SQL.
+        """Return the result of one read-only query in DuckDB's SQL.
 
         Tables: runs, arguments, records, points, loops, checkpoints, replays, versions, files, and the
-        pivoted views; `SHOW TABLES` and `DESCRIBE records` tell more.
+        pivoted views; list them with `SHOW TABLES`, and their columns with `DESCRIBE records`.
         """
         table = self._history.sql(query)
         max_rows = max(1, min(limit, MOST_ROWS))
@@ -145,7 +146,7 @@ class Tools:
         }
 
     def diff(self, first: str, second: str = "worktree") -> dict[str, Any]:
-        """Show how the source changed from one run to another, or to the files as they are now."""
+        """Show how the source changed from run `first` to run `second`, or to the present files (`worktree`)."""
         return {"diff": self._history.diff(first, second)}
 
     def price(
@@ -153,7 +154,7 @@ class Tools:
     ) -> dict[str, Any]:
         """Return the cost of filling columns for past runs; nothing runs.
 
-        The newest source must log the names. The answer holds a `consent` that `backfill` asks for.
+        The newest source must log the names. The answer contains a `consent`, which `backfill` needs.
         """
         report = self._history.plan(names, runs=runs, where=where)
         return _price_of(report, names, runs, where)
@@ -165,9 +166,9 @@ class Tools:
         runs: list[str] | None = None,
         where: str | None = None,
     ) -> dict[str, Any]:
-        """Fill columns for past runs by running the smallest necessary part again; `consent` is from `price`.
+        """Fill columns for past runs by running the smallest necessary part of them again; `consent` is from `price`.
 
-        Show the user the price first, and continue only with their agreement.
+        Show the user the price first, and call this tool only if the user agrees.
         """
         report = self._history.plan(names, runs=runs, where=where)
         priced = _price_of(report, names, runs, where)
@@ -223,7 +224,7 @@ def _run_facts(run: Run) -> dict[str, Any]:
 
 
 def _json_value(value: Any) -> Any:
-    """Return a value in JSON's types; an image, table or other media becomes a short description."""
+    """Return `value` in types that JSON has; an image, table or other media value becomes a short description."""
     if isinstance(value, StoredValue):
         return f"<{value.describe()}>"
     if isinstance(value, float):

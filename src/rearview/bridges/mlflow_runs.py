@@ -1,4 +1,4 @@
-"""Import runs from MLflow and export runs to it, through MLflow's own client."""
+"""Import runs from MLflow and export runs to MLflow, through MLflow's own client."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from rearview.errors import RearviewError, UsageError
 from rearview.model.wording import parameter_in_text
 
 TAG = "rearview.run"
-"""Tag of an exported MLflow run; its value is the id of the run of this project."""
+"""Name of a tag of MLflow runs that were exported from Rearview; its value is the id of the run in Rearview."""
 _BATCH_SIZE = 1000
 """Largest number of metrics that MLflow accepts in one request."""
 _EXIT_CODES = {"FINISHED": 0, "FAILED": 1, "KILLED": 137}
 
 
 def tracking_uri(place: str) -> str:
-    """Return the address of an MLflow store, which a user names by its address, database or folder.
+    """Return the URI of the MLflow store that a user names by `place`: a URI, a database file or a folder.
 
     >>> tracking_uri("http://localhost:5000"), tracking_uri("/x/mlflow.db")
     ('http://localhost:5000', 'sqlite:////x/mlflow.db')
@@ -44,7 +44,10 @@ def tracking_uri(place: str) -> str:
 
 @contextmanager
 def _client(uri: str, doing: str) -> Iterator[Any]:
-    """Yield an MLflow client for a store; raise errors that say what to do; suppress MLflow's warnings."""
+    """Yield an MLflow client for the store `uri`; turn MLflow's exceptions into UsageErrors, suppress its warnings.
+
+    `doing` names the purpose in the error if mlflow is not installed.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -66,7 +69,7 @@ def _client(uri: str, doing: str) -> Iterator[Any]:
 
 
 def read_mlflow(place: str) -> Iterator[TrackedRun]:
-    """Yield the runs of an MLflow store, without deleted runs and runs that were exported from Rearview."""
+    """Yield the runs in the MLflow store `place`, except deleted runs and runs that Rearview has exported."""
     uri = tracking_uri(place)
     if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
         raise nothing_found("MLflow", place, "mlflow.db and no mlruns folder")
@@ -75,7 +78,7 @@ def read_mlflow(place: str) -> Iterator[TrackedRun]:
             run
             for experiment in _pages(client.search_experiments)
             for run in _pages(client.search_runs, [experiment.experiment_id])
-            if TAG not in run.data.tags  # exported from Rearview
+            if TAG not in run.data.tags  # not exported from Rearview
         ]
         for run in sorted(tracked_runs, key=lambda each: each.info.start_time or 0):
             yield _tracked_run(client, run, place)
@@ -112,7 +115,10 @@ def _tracked_run(client: Any, run: Any, place: str) -> TrackedRun:
 
 
 def write_mlflow(exported: ExportedRun, place: str, experiment: str) -> Exported:
-    """Write a run to an MLflow store; values that the store has already are not written again."""
+    """Write a run to the experiment `experiment` of the MLflow store `place`; return the result.
+
+    Numbers and parameters that the store has already are not written again; values that are no numbers are left out.
+    """
     uri = tracking_uri(place)
     run = exported.run
     with _client(uri, "Writing to MLflow's store") as client:

@@ -23,11 +23,14 @@ from rearview.bridges.import_export import (
 from rearview.store.stored_media import StoredValue
 
 MARK = "tfevents"
-"""Part of the name of every event file."""
+"""Text that the name of every event file contains."""
 
 
 def read_tensorboard(path: Path) -> Iterator[TrackedRun]:
-    """Yield a run for each folder with event files: `path` and its subfolders."""
+    """Yield one run for each folder that contains event files, among `path` and its subfolders.
+
+    Raise if there are no event files, or if tensorboard is not installed.
+    """
     try:
         import tensorboard  # noqa: F401 - fails before any file is read
     except ImportError as exc:
@@ -44,7 +47,7 @@ def read_tensorboard(path: Path) -> Iterator[TrackedRun]:
 
 
 def _file_order(file: Path) -> list[str | int]:
-    """Return a sort key for an event file: the parts of its name, digits as numbers, so that files sort by time."""
+    """Return a key that sorts event files by time: the parts of the file name, with digits as numbers."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", file.name)]
 
 
@@ -63,7 +66,7 @@ def _read_folder(folder: Path, files: list[Path], top: Path) -> TrackedRun:
     name = folder.name if folder == top else os.fspath(folder.relative_to(top))
     return TrackedRun(
         "tensorboard",
-        files[0].name,  # contains the time, the machine and the process
+        files[0].name,  # unique: it contains the time, the machine and the process
         0.0 if started == float("inf") else started,
         values,
         ended=ended,
@@ -80,7 +83,10 @@ def _events(file: Path) -> Iterator[Any]:
 
 
 def _read_value(value: Any, arguments: dict[str, Any]) -> Any:
-    """Return the value of a summary, or None; if the summary contains parameters, add these to `arguments`."""
+    """Return the value in an entry of a summary, or None if it has none that can be imported.
+
+    If the entry contains hyper-parameters, add these to `arguments` and return None.
+    """
     plugin = value.metadata.plugin_data.plugin_name
     if plugin == "hparams":
         arguments.update(_parameters(value.metadata.plugin_data.content))
@@ -120,7 +126,10 @@ def _parameters(content: bytes) -> dict[str, Any]:
 
 
 def write_tensorboard(exported: ExportedRun, folder: Path) -> Exported:
-    """Write a run as an event file in a subfolder of `folder` named like the run; equal values give equal bytes."""
+    """Write a run as an event file in a subfolder of `folder` that is named like the run; return the result.
+
+    The bytes of the file depend on the values alone, so a second export of equal values writes nothing.
+    """
     try:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
@@ -178,7 +187,7 @@ def _summary(name: str, value: Any) -> Any:
             num=sum(counts),
             sum=total,
             sum_squares=squares,
-            bucket_limit=edges,  # TensorBoard needs an empty bucket that ends where the first bin begins
+            bucket_limit=edges,  # TensorBoard needs an empty first bucket, which ends where the first bin begins
             bucket=[0.0, *counts],
         )
         return Summary.Value(tag=name, histo=histogram)
@@ -214,7 +223,7 @@ def _text_summary(name: str, text: str) -> Any:
 
 
 def _parameters_event(run: Any) -> Any:
-    """Return an event with the arguments of a run as hyper-parameters, or None if no argument has a value."""
+    """Return an event file's event with the arguments of a run as hyper-parameters; None if no argument has a value."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.plugins.hparams import summary_v2

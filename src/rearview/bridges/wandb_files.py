@@ -1,8 +1,8 @@
 """Import offline runs of Weights & Biases, and export runs as offline runs.
 
 An offline run is a folder with a log of protocol buffers: a header of 7 bytes, then blocks of 32 KB. A block
-contains chunks, each with a checksum, a length, a kind and data. This module reads the log; the package `wandb`
-writes it.
+contains chunks; a chunk consists of a checksum, a length, a kind and data. This module reads such logs itself, and
+uses the package `wandb` to write them.
 """
 
 from __future__ import annotations
@@ -34,11 +34,14 @@ HEADER = b":W&B"
 _BLOCK = 32768
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _EXPORT_FILE = "rearview.json"
-"""File in the folder of an offline run that `write_wandb` wrote: the run and a hash of its content."""
+"""Name of a file that `write_wandb` puts into the folder of an offline run: id of the run and hash of its content."""
 
 
 def read_wandb(path: Path) -> Iterator[TrackedRun]:
-    """Yield the offline runs in `path` and its subfolders, without those that were exported from Rearview."""
+    """Yield the offline runs in `path` and its subfolders, except runs that Rearview has exported.
+
+    Raise if there are none, or if wandb is not installed.
+    """
     try:
         import wandb.proto.wandb_internal_pb2  # noqa: F401
     except ImportError as exc:
@@ -95,7 +98,7 @@ def _read_run(file: Path) -> TrackedRun:
 
 
 def _nested_dict(items: Any) -> dict[str, Any]:
-    """Return the items of a protocol buffer as a dict; an item with several keys becomes nested dicts."""
+    """Return key -> decoded value of the items in a protocol buffer; an item with several keys becomes nested dicts."""
     out: dict[str, Any] = {}
     for item in items:
         *outer, last = item.nested_key or [item.key]
@@ -109,7 +112,7 @@ def _nested_dict(items: Any) -> dict[str, Any]:
 
 
 def _config(items: Any) -> dict[str, Any]:
-    """Return name -> value of the parameters in a configuration, without W&B's own entries."""
+    """Return name -> value of the parameters in the items of a configuration, without W&B's own entries."""
     entries = _nested_dict(items)
     settings_by_name = {
         name: value["value"]
@@ -123,7 +126,7 @@ def _config(items: Any) -> dict[str, Any]:
 
 
 def _flat(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (name, value); the names of nested dicts are joined by slashes."""
+    """Yield (name, value) from nested dicts, with names joined by slashes; skip outer names that begin with `_`."""
     for name, value in row.items():
         if isinstance(value, dict) and "_type" not in value:
             yield from _flat(value, f"{prefix}{name}/")
@@ -160,7 +163,10 @@ def _read_value(raw: Any, files: Path) -> Any:
 
 
 def log_records(file: Path) -> Iterator[bytes]:
-    """Yield the records of an offline log; stop at a last record that is incomplete because the program was killed."""
+    """Yield the encoded records of the offline log `file`; raise DamagedError if a checksum is wrong.
+
+    A last record that is incomplete, because the program was killed, is left out.
+    """
     data = file.read_bytes()
     if data[:4] != HEADER:
         raise DamagedError(
@@ -197,7 +203,10 @@ def log_records(file: Path) -> Iterator[bytes]:
 
 
 def write_wandb(exported: ExportedRun, folder: Path, project: str) -> Exported:
-    """Write a run as an offline run of W&B; `wandb sync` uploads it under the id of the run in this project."""
+    """Write a run as an offline run of W&B below `folder`, and return the result.
+
+    `wandb sync` uploads it to W&B's project `project`, with the id that the run has in Rearview.
+    """
     try:
         import wandb
     except ImportError as exc:
@@ -218,7 +227,7 @@ def write_wandb(exported: ExportedRun, folder: Path, project: str) -> Exported:
         if (old_export / _EXPORT_FILE).is_file():
             if json.loads((old_export / _EXPORT_FILE).read_text()) == export_facts:
                 return Exported(run.id, os.fspath(old_export), 0, left_out)
-            shutil.rmtree(old_export)  # an earlier export of other values
+            shutil.rmtree(old_export)  # an earlier export, before the values changed
     target.mkdir(parents=True, exist_ok=True)
     settings = wandb.Settings(
         silent=True, console="off", disable_git=True, save_code=False, x_disable_stats=True

@@ -1,1 +1,1 @@
-"""Callbacks for training frameworks; they use only the public API of Rearview."""
+"""Callbacks and loggers: Lightning, Keras and Hugging Face log to Rearview, through its public API only."""

@@ -1,6 +1,6 @@
-"""State of torch training that `state_dict` does not hold: non-persistent buffers, gradients, modes, attributes.
+"""State of torch training that `state_dict` does not contain: non-persistent buffers, gradients, modes, attributes.
 
-The callbacks in this package save it together with the random state (`rearview.capture_random_state`).
+The callbacks in this package save this state together with the random state (`rearview.capture_random_state`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def generators_of(loaders: Iterable[Any]) -> list[Any]:
-    """Return the torch generators of data loaders and their samplers, each generator once."""
+    """Return the random generators of torch data loaders and their samplers, each generator once."""
     generators: list[Any] = []
     visited_ids: set[int] = set()
     todo = list(loaders)
@@ -34,13 +34,13 @@ def generators_of(loaders: Iterable[Any]) -> list[Any]:
 
 
 _COUNTED = ("_update_count", "_computed", "_forward_cache")
-"""Attributes of a torchmetrics metric that are not in its `metric_state`."""
+"""Attributes of a torchmetrics metric that belong to its state, but are not in its `metric_state`."""
 
 
 def read_module(module: Any) -> dict[str, Any]:
-    """Return all buffers of a module, and what its `state_dict` leaves out: gradients, modes, unfinished metrics.
+    """Return the buffers, gradients, training modes and unfinished metrics of a module and its submodules.
 
-    `state_dict` has only some of the buffers: the persistent ones.
+    The module's `state_dict` contains only the persistent buffers of all these.
     """
     return {
         "buffers": dict(module.named_buffers()),
@@ -55,7 +55,7 @@ def read_module(module: Any) -> dict[str, Any]:
 
 
 def write_module(module: Any, state: Mapping[str, Any]) -> None:
-    """Change a module in place to a state that `read_module` returned."""
+    """Set the buffers, gradients, modes and metrics of a module, in place, to a `state` that `read_module` returned."""
     import torch
 
     with torch.no_grad():
@@ -71,7 +71,10 @@ def write_module(module: Any, state: Mapping[str, Any]) -> None:
 
 
 def read_attributes(obj: Any, excluded: Collection[str] = ()) -> dict[str, bytes]:
-    """Return the pickled attributes of an object by name, except `excluded`; warn if one cannot be pickled."""
+    """Return name -> pickled value of an object's attributes, except `excluded`.
+
+    An attribute that cannot be pickled is left out, with a warning.
+    """
     pickled: dict[str, bytes] = {}
     for name, value in vars(obj).items():
         if name in excluded:
@@ -89,27 +92,27 @@ def read_attributes(obj: Any, excluded: Collection[str] = ()) -> dict[str, bytes
 
 
 def write_attributes(obj: Any, pickled: Mapping[str, bytes]) -> None:
-    """Set attributes of an object to the values that `read_attributes` returned."""
+    """Set the attributes of `obj` to the values in `pickled`, which `read_attributes` returned."""
     for name, data in pickled.items():
         vars(obj)[name] = pickle.loads(data)
 
 
 def save(path: Path, state: Any) -> None:
-    """Write the result of `state()` to a file; the Checkpointer calls this function only when a save is due."""
+    """Write the result of `state()` to a file; `state` is called only here, because a save is seldom due."""
     import torch
 
     torch.save(state(), path)
 
 
 def load(path: Path) -> Any:
-    """Return the state that `save` wrote to a file."""
+    """Return the state that `save` wrote to the file `path`, with all tensors on the CPU."""
     import torch
 
     return torch.load(path, map_location="cpu", weights_only=False)
 
 
 def scalars(values: Mapping[str, Any]) -> dict[str, float]:
-    """Return the values that are single numbers, as floats.
+    """Return name -> float for those of `values` that are single numbers; all other values are left out.
 
     >>> scalars({"loss": 0.5, "name": "x"})
     {'loss': 0.5}

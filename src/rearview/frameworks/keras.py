@@ -1,11 +1,11 @@
-"""A Keras 3 callback: logs to Rearview, and resumes after any interruption bit for bit.
+"""A Keras 3 callback: logs to Rearview, and resumes an interrupted training with bitwise equal results.
 
 ::
 
     model.fit(x, y, epochs=20, callbacks=[RearviewCallback("run.ckpt", checkpoint_every=100)])
 
-After a kill, start the same script again: it continues after the batch of the last save. Only for the torch
-backend; the loops of the other backends cannot be entered in the middle.
+After a kill, start the same script again: training continues after the batch of the last save. Saving works only on
+the torch backend, because the training loops of the other backends cannot be entered in the middle.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from rearview.frameworks.beyond_state_dict import (
 __all__ = ["RearviewCallback"]
 
 _EXCLUDED = ("_model", "model", "params", "validation_data", "progbar")
-"""Attributes of callbacks that a save leaves out: Keras sets them when training starts."""
+"""Attributes of callbacks that are not saved, because Keras sets them when training starts."""
 
 
 class RearviewCallback(keras.callbacks.Callback):
-    """Logs metrics; saves and restores the whole training, after any batch.
+    """Logs metrics; saves the state of the whole training after a batch, and restores it after a restart.
 
-    Keyword arguments go to `rearview.Checkpointer`. With `checkpoint_file=None` it only logs.
+    Keyword arguments are passed to `rearview.Checkpointer`. With `checkpoint_file=None` the callback only logs.
 
     After a restart in the middle of an epoch, the callback draws the batches that were already used for
-    training and drops them: no step is taken and no other callback is called for a dropped batch.
+    training and skips them: no optimizer step is taken and no other callback is called for a skipped batch.
     """
 
     def __init__(
@@ -56,23 +56,23 @@ class RearviewCallback(keras.callbacks.Callback):
         self._checkpointer: rearview.Checkpointer | None = None
         self._list: Any = None
         self._others: list[Any] = []
-        """All other callbacks of the training."""
+        """All other callbacks of the training, in order."""
         self._target: dict[str, Any] | None = None
-        """The loaded save, until its state is restored."""
+        """The loaded state of the last save, until it is restored; None if there is none to restore."""
         self._train_function: Any = None
         self._epoch = 0
         self._done = 0
-        """Number of batches of the epoch that were used for training."""
+        """Number of batches of the current epoch that were used for training, or skipped after a restart."""
         self._first: dict[str, Any] = {}
-        """Random state before the first batch of the epoch."""
+        """Random state before the first batch of the current epoch."""
         self._logs: dict[str, float] = {}
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Load the last save, if there is one; training then starts with the epoch of the save."""
+        """Load the last save, if there is one, and let training start with the epoch of the save."""
         if self._file is None:
             return
         self._list = _callback_list()
-        # called last, so that a save includes what the other callbacks did for the same batch
+        # move this callback to the end, so that a save includes what the other callbacks did for the same batch
         self._others = [callback for callback in self._list.callbacks if callback is not self]
         self._list.callbacks = [*self._others, self]
         self._checkpointer = rearview.Checkpointer(self._file, save, load, **self._options)
@@ -82,7 +82,10 @@ class RearviewCallback(keras.callbacks.Callback):
             self._list.callbacks = [self]
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Remember the random state before the first batch; in the interrupted epoch, start to skip batches."""
+        """Remember the random state before the first batch, and save if a save is due.
+
+        In the interrupted epoch, restore the saved state, or start to skip batches until its batch is reached.
+        """
         self._epoch, self._done = epoch, 0
         if self._checkpointer is None:
             return
@@ -101,7 +104,10 @@ class RearviewCallback(keras.callbacks.Callback):
         self._checkpointer.step(self._state)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Log, and save if a save is due; while batches are skipped, restore after the last batch of the save."""
+        """Log the metrics of the batch, and save if a save is due.
+
+        While batches are skipped, only count them, and restore the saved state after the batch of the save.
+        """
         self._done += 1
         if self._target is not None:
             if self._done == self._target["done"]:
@@ -114,11 +120,11 @@ class RearviewCallback(keras.callbacks.Callback):
             self._checkpointer.step(self._state)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Log the metrics of the epoch."""
+        """Log the metrics that Keras reports for the epoch."""
         rearview.log(scalars(logs or {}))
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Restore the signal handlers."""
+        """Close the Checkpointer, which restores the signal handlers."""
         if self._checkpointer is not None:
             self._checkpointer.close()
             self._checkpointer = None
@@ -138,7 +144,7 @@ class RearviewCallback(keras.callbacks.Callback):
         }
 
     def _restore(self, saved: dict[str, Any]) -> None:
-        """Set the training to the state `saved`, which `_state` returned."""
+        """Restore the state `saved` of the whole training, which `_state` returned."""
         for variable, value in zip(_variables(self.model), saved["variables"], strict=True):
             variable.assign(value)
         write_module(self.model, saved["module"])
@@ -152,7 +158,7 @@ class RearviewCallback(keras.callbacks.Callback):
 
 
 def _variables(model: Any) -> list[Any]:
-    """Return every variable of the training, each once: weights, seeds, optimizer, metrics."""
+    """Return all Keras variables of the training, each once: weights, seeds, optimizer state, metrics."""
     variables = [*model.variables, *model.metrics_variables]
     if model.optimizer is not None:
         variables += model.optimizer.variables
@@ -163,7 +169,7 @@ def _variables(model: Any) -> list[Any]:
 
 
 def _callback_list() -> Any:
-    """Return the CallbackList that calls this callback, found on the stack: Keras does not pass it to callbacks."""
+    """Return Keras's CallbackList that calls this callback, from the call stack: it is not passed to callbacks."""
     frame = sys._getframe(1)  # noqa: SLF001
     while frame is not None:
         caller = frame.f_locals.get("self")

@@ -1,15 +1,15 @@
-"""A Lightning callback: logs to Rearview, and resumes after any interruption bit for bit.
+"""A Lightning callback: logs to Rearview, and resumes an interrupted training with bitwise equal results.
 
 ::
 
     trainer = Trainer(callbacks=[RearviewCallback("run.ckpt", checkpoint_every="10min")])
     trainer.fit(model, loader)
 
-After a kill, start the same script again: it continues between the two batches where the last save was made.
+After a kill, start the same script again: training continues between the two batches where the last save was made.
 
-Lightning's own checkpoints leave out the values that `self.log` has collected since the epoch began. The mean loss
-of an interrupted epoch would then be that of its last part, and a scheduler that watches this mean would act
-differently. So the callback saves the collected values (`read_results`).
+Lightning's own checkpoints do not contain the values that `self.log` has collected since the epoch began. After a
+restart, the mean loss of the epoch would be the mean of its last batches only, and a scheduler that watches this mean
+would act differently. So the callback saves the collected values (`read_results`).
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ _VALUES = (
     "_update_count",
     "has_reset",
 )
-"""Attributes of a collected value (`_ResultMetric`) that hold its state."""
+"""Attributes of a collected value (Lightning's `_ResultMetric`) that make up its state."""
 
 
 def read_results(results: Any) -> list[dict[str, Any]]:
-    """Return the values that `self.log` has collected as plain data, without references to the trainer."""
+    """Return the values that `self.log` has collected in `results`, as data without references to the trainer."""
     results_data = []
     for key, metric in results.items():
         meta, sync = metric.meta, metric.meta.sync
         values = {name: getattr(metric, name) for name in _VALUES if hasattr(metric, name)}
         if not metric.is_tensor:
-            values.pop("value")  # the value is a metric of the module, and is saved with the module
+            values.pop("value")  # a metric of the module, which is saved with the module
         results_data.append(
             {
                 "key": key,
@@ -70,7 +70,7 @@ def read_results(results: Any) -> list[dict[str, Any]]:
 
 
 def write_results(results: Any, saved: list[dict[str, Any]], trainer: Any) -> None:
-    """Set `results` to the collected values that `read_results` returned."""
+    """Set Lightning's collected values `results` to the values `saved`, which `read_results` returned."""
     module = trainer.lightning_module
     results.clear()
     for entry in saved:
@@ -88,19 +88,19 @@ __all__ = ["RearviewCallback"]
 
 _METRICS = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
 _POSITION = ("_first_loop_iter", "_current_fx")
-"""Attributes of the logger connector that say where in an epoch training is. If they are not restored, Lightning
-takes the first batch after a restore for the first batch of its epoch, and drops the values that were collected
-earlier in the epoch from the means of the epoch."""
+"""Attributes of Lightning's logger connector with the position in the epoch. If they are not restored, Lightning
+treats the first batch after a restore as the first batch of the epoch, and leaves the values that were collected
+earlier in the epoch out of the means of the epoch."""
 
 
 class RearviewCallback(Callback):
-    """Logs metrics; saves and restores the whole training, between any two batches.
+    """Logs metrics; saves the state of the whole training between two batches, and restores it after a restart.
 
-    Keyword arguments go to `rearview.Checkpointer`. With `checkpoint_file=None` it only logs.
+    Keyword arguments are passed to `rearview.Checkpointer`. With `checkpoint_file=None` the callback only logs.
 
-    Lightning's own hooks come at the wrong time: at `on_train_batch_end` the validation and the
-    schedulers of that batch have not run yet, and its loops count wrongly when restarted there. So
-    the callback wraps the method that runs one batch, and saves before it.
+    Lightning calls its own hooks at the wrong time: at `on_train_batch_end` the validation and the
+    schedulers of the batch have not run yet, and Lightning counts wrongly if it is restarted there. So
+    the callback wraps the method that runs one batch, and saves before the batch.
     """
 
     def __init__(
@@ -112,16 +112,16 @@ class RearviewCallback(Callback):
         self._checkpointer: rearview.Checkpointer | None = None
         self._wrapped: list[tuple[Any, str]] = []
         self._begun: dict[str, Any] = {}
-        """Random state in which the data iterator was created."""
+        """Random state just before the current data iterator was created."""
         self._first: dict[str, Any] = {}
-        """Random state before the first batch of the epoch."""
+        """Random state before the first batch of the current epoch."""
         self._now: dict[str, Any] = {}
         """Random state before the next batch."""
         self._fresh = True
-        """Whether no batch has run since `setup`."""
+        """Whether no batch has run since `setup`, so that a save may have to be restored before the next batch."""
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Create the Checkpointer, and wrap the methods of Lightning that this callback intercepts."""
+        """Before `fit`, create the Checkpointer, and wrap the methods of Lightning that this callback intercepts."""
         if stage != "fit" or self._file is None:
             return
         self._checkpointer = rearview.Checkpointer(self._file, save, load, **self._options)
@@ -139,11 +139,11 @@ class RearviewCallback(Callback):
         self._wrapped.append((owner, name))
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Remove all hooks."""
+        """Undo the wrapping of Lightning's methods and close the Checkpointer."""
         self._unwrap()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Remove all hooks."""
+        """Undo the wrapping of Lightning's methods and close the Checkpointer."""
         self._unwrap()
 
     def _unwrap(self) -> None:
@@ -155,7 +155,7 @@ class RearviewCallback(Callback):
             self._checkpointer = None
 
     def _noting(self, trainer: Any, real: Any) -> Callable[..., Any]:
-        """Wrap `real` to remember the random state in which it creates the data iterator."""
+        """Return `real`, wrapped to remember the random state before the call if the call creates a data iterator."""
 
         def run(*args: Any) -> Any:
             before = rearview.capture_random_state(_generators(trainer))
@@ -164,7 +164,7 @@ class RearviewCallback(Callback):
             if _iterator_id(trainer) != (fetcher, iterator):
                 before.setdefault("generators", [])
                 if len(before["generators"]) != len(_generators(trainer)):
-                    # `real` has just created the loaders: their generators have not drawn yet
+                    # `real` has just created the data loaders, so their generators have not drawn yet
                     before["generators"] = rearview.capture_random_state(_generators(trainer))[
                         "generators"
                     ]
@@ -174,7 +174,10 @@ class RearviewCallback(Callback):
         return run
 
     def _between(self, trainer: Any, real: Any) -> Callable[..., Any]:
-        """Wrap `real`, which runs one batch: save before each batch if a save is due, restore before the first."""
+        """Return `real`, which runs one batch, wrapped to save before the batch if a save is due.
+
+        Before the first batch, it restores the last save, if there is one.
+        """
 
         def run(fetcher: Any) -> Any:
             checkpointer = self._checkpointer
@@ -241,26 +244,26 @@ class RearviewCallback(Callback):
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Log the loss of the batch."""
+        """Log the loss of the batch with the epoch and the global step."""
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if loss is not None:
             position = {"epoch": trainer.current_epoch, "global_step": trainer.global_step}
             rearview.log({**position, **scalars({"loss": loss})})
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Log the metrics of the epoch."""
+        """Log the metrics of the training epoch."""
         rearview.log(scalars(trainer.callback_metrics))
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Log the metrics of validation, except the sanity check before training."""
+        """Log the metrics of the validation, except of the sanity check before training."""
         if not trainer.sanity_checking:
             rearview.log(scalars(trainer.callback_metrics))
 
 
 def _unheard(signals: Any, real: Any) -> Callable[..., None]:
-    """Wrap `real`, Lightning's handler of SIGTERM, so that Lightning does not exit without a save.
+    """Return `real`, Lightning's handler of SIGTERM, wrapped so that Lightning does not exit without a save.
 
-    The signal is still forwarded to other processes.
+    `real` still forwards the signal to other processes.
     """
 
     def run(*args: Any) -> None:
@@ -276,13 +279,13 @@ def _generators(trainer: Any) -> list[Any]:
 
 
 def _iterator_id(trainer: Any) -> tuple[int, int]:
-    """Return an identifier of the current data iterator."""
+    """Return (id of the combined data loader, id of its iterator), which change with each new iterator."""
     combined = trainer.fit_loop._combined_loader  # noqa: SLF001
     return id(combined), id(getattr(combined, "_iterator", None))
 
 
 def _mark_running(loop: Any) -> None:
-    """Mark a loop with loaded counts as running, so that Lightning does not restart it."""
+    """Mark a loop with loaded counts, and its inner loops, as running, so that Lightning does not restart them."""
     from lightning.pytorch.loops.loop import _Loop
 
     loop._restarting = loop._loaded_from_state_dict = False  # noqa: SLF001

@@ -1,7 +1,7 @@
-"""Loggers for Lightning, Keras and Hugging Face: every metric that the framework logs becomes a record.
+"""Loggers for Lightning, Keras and Hugging Face: each metric that the framework logs becomes a record.
 
-These loggers work under `rearview run` and without it. A logger saves no checkpoints; the callbacks in `keras`,
-`lightning` and `transformers` also save and resume.
+These loggers work under `rearview run` and without it. They save no checkpoints. The callbacks in the modules `keras`,
+`lightning` and `transformers` of this package log and also save and resume.
 
 ::
 
@@ -27,14 +27,14 @@ __all__ = ["keras_logger", "lightning_logger", "report_to_rearview"]
 
 
 def lightning_logger(name: str = "rearview") -> Any:
-    """Return a Lightning Logger; hyper-parameters become arguments of the run.
+    """Return a Lightning Logger named `name` that logs to Rearview; hyper-parameters become arguments of the run.
 
-    `logger.experiment` is the module `rearview`: `self.logger.experiment.log("image", picture)`.
+    Its attribute `experiment` is the module `rearview`: `self.logger.experiment.log("image", picture)`.
     """
     base, only_on_rank_zero = _lightning()
 
     class LightningLogger(base):  # type: ignore[misc, valid-type]  # of a library that may be absent
-        """Logs metrics of Lightning to Rearview."""
+        """Lightning Logger that logs metrics and hyper-parameters to Rearview."""
 
         @property
         def name(self) -> str:
@@ -61,18 +61,18 @@ def lightning_logger(name: str = "rearview") -> Any:
             rearview.params(flat_parameters(plain))
 
         def log_image(self, key: str, images: list[Any], step: int | None = None, **_: Any) -> None:
-            """Log pictures, as W&B's logger does."""
+            """Log images under `key`, with the interface of Lightning's W&B logger."""
             _log_each(key, images)
 
         def log_text(self, key: str, columns: Any = None, data: Any = None, **_: Any) -> None:
-            """Log a table of texts, as W&B's logger does."""
+            """Log a table under `key`, with the interface of Lightning's W&B logger."""
             rearview.log(key, rearview.media.DataTable(list(columns or []), data or []))
 
     return LightningLogger()
 
 
 def _lightning() -> tuple[Any, Any]:
-    """Return the class `Logger` and the decorator `rank_zero_only` of the Lightning package that the program uses."""
+    """Return (class `Logger`, decorator `rank_zero_only`) of the Lightning package that the program uses."""
     uses_old_package = "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules
     package = "pytorch_lightning" if uses_old_package else "lightning.pytorch"
     base = importlib.import_module(f"{package}.loggers.logger")
@@ -88,11 +88,11 @@ def _log_each(key: str, images: list[Any]) -> None:
 
 
 def keras_logger(every_batch: bool = False) -> Any:
-    """Return a Keras callback that logs metrics after every epoch, or after every batch as well."""
+    """Return a Keras callback that logs metrics after each epoch and, if `every_batch`, also after each batch."""
     import keras
 
     class KerasLogger(keras.callbacks.Callback):
-        """Logs metrics of Keras to Rearview."""
+        """Keras callback that logs metrics and hyper-parameters to Rearview."""
 
         def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
             counts = {"epochs": self.params.get("epochs"), "steps": self.params.get("steps")}
@@ -114,15 +114,15 @@ def keras_logger(every_batch: bool = False) -> Any:
 
 
 def report_to_rearview() -> None:
-    """Let `TrainingArguments(report_to="rearview")` of Hugging Face log to Rearview.
+    """Register Rearview with Hugging Face, so that `TrainingArguments(report_to="rearview")` logs to Rearview.
 
-    Call it once before TrainingArguments are created; `report_to="all"` then includes Rearview.
+    Call this function once before TrainingArguments are created; `report_to="all"` then includes Rearview.
     """
     from transformers import TrainerCallback
     from transformers.integrations import integration_utils
 
     class RearviewCallback(TrainerCallback):
-        """Logs what the Trainer logs, under names that begin with `train/` or `eval/`."""
+        """Logs the values that the Trainer logs, under names that begin with `train/` or `eval/`."""
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.is_world_process_zero:
@@ -140,7 +140,7 @@ def report_to_rearview() -> None:
 
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return metrics by name; a tensor or array without dimensions becomes a number.
+    """Return name -> metric; a tensor or array without dimensions becomes a number.
 
     >>> plain_metrics({"loss": 0.5, 3: 1})
     {'loss': 0.5, '3': 1}
@@ -156,7 +156,7 @@ def _number(value: Any) -> Any:
 
 
 def flat_parameters(parameters: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested parameters as one mapping: names are joined by slashes, values that are not plain become text.
+    """Return nested parameters as one dictionary, with names joined by slashes; values that are not plain become text.
 
     >>> flat_parameters({"lr": 0.1, "net": {"depth": 3}, "none": None})
     {'lr': 0.1, 'net/depth': 3, 'none': None}

@@ -1,4 +1,4 @@
-"""A callback for the Hugging Face Trainer: logs, and resumes after any interruption bit for bit.
+"""A callback for the Hugging Face Trainer: logs, and resumes an interrupted training with bitwise equal results.
 
 ::
 
@@ -6,7 +6,7 @@
                       callbacks=[RearviewCallback("run.ckpt", checkpoint_every="10min")])
     trainer.train()
 
-After a kill, start the same script again, without `resume_from_checkpoint`: it continues between the two
+After a kill, start the same script again, without `resume_from_checkpoint`: training continues between the two
 optimizer steps where the last save was made.
 """
 
@@ -34,15 +34,15 @@ from rearview.frameworks.beyond_state_dict import (
 __all__ = ["RearviewCallback"]
 
 _COUNTS = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "current_flos")
-"""Attributes of the Trainer with running totals."""
+"""Attributes of the Trainer with running totals, which a save includes."""
 _DRAW_BATCHES = "get_batch_samples"
-"""Method of the Trainer that draws the batches of one step."""
+"""Name of the Trainer's method that draws the batches of one optimizer step."""
 
 
 class RearviewCallback(transformers.TrainerCallback):
-    """Logs metrics; saves and restores the whole training, between any two optimizer steps.
+    """Logs metrics; saves the state of the training between two optimizer steps, and restores it after a restart.
 
-    Keyword arguments go to `rearview.Checkpointer`. With `checkpoint_file=None` it only logs.
+    Keyword arguments are passed to `rearview.Checkpointer`. With `checkpoint_file=None` the callback only logs.
 
     The Trainer has no hook between two complete steps, so the callback wraps the method that draws
     the batches of a step while the training runs.
@@ -56,23 +56,23 @@ class RearviewCallback(transformers.TrainerCallback):
         self._checkpointer: rearview.Checkpointer | None = None
         self._trainer: Any = None
         self._others: list[Any] = []
-        """All other callbacks of the Trainer."""
+        """All other callbacks of the Trainer, in order."""
         self._target: dict[str, Any] | None = None
-        """The loaded save, until its state is restored."""
+        """The loaded state of the last save, until it is restored; None if there is none to restore."""
         self._generators: list[Any] = []
         self._epoch = 0
         self._step = 0
         self._begun: dict[str, Any] = {}
-        """Random state before the epoch."""
+        """Random state before the current epoch."""
         self._first: dict[str, Any] = {}
-        """Random state before the first step of the epoch."""
+        """Random state before the first step of the current epoch."""
         self._before: dict[str, Any] = {}
-        """Random state before the last step that ran."""
+        """Random state before the most recent step that ran."""
         self._now: dict[str, Any] = {}
         """Random state before the next step."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Load the last save, if any, and wrap the methods that run an epoch and draw the batches of a step."""
+        """Load the last save, if there is one; wrap the Trainer's methods that run an epoch and draw batches."""
         if self._file is None:
             return
         trainer = self._trainer = _trainer()
@@ -94,7 +94,7 @@ class RearviewCallback(transformers.TrainerCallback):
         trainer.get_batch_samples = lambda *arguments: self._before_step(get_batches, *arguments)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Remove all hooks."""
+        """Undo the wrapping of the Trainer's methods and close the Checkpointer."""
         if self._checkpointer is not None:
             self._checkpointer.close()
             self._checkpointer = None
@@ -102,7 +102,7 @@ class RearviewCallback(transformers.TrainerCallback):
                 vars(self._trainer).pop(name, None)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Log what the Trainer logs."""
+        """Log the numbers that the Trainer logs, with the global step."""
         rearview.log({"global_step": state.global_step, **scalars(logs or {})})
 
     def _run_epoch(self, real: Any, arguments: dict[str, Any]) -> None:
@@ -120,8 +120,8 @@ class RearviewCallback(transformers.TrainerCallback):
         if not done:
             real(**arguments)
             return
-        # the Trainer starts its loop at this step, as when it resumes from its own checkpoint; but the callback
-        # itself drops the earlier batches, because each must be drawn in its recorded random state
+        # let the Trainer start its loop at this step, as if it resumed from its own checkpoint; but this callback
+        # skips the earlier batches, in `_restore`, because they must be drawn in the saved random states
         arguments.update(
             resume_from_checkpoint="rearview",
             epochs_trained=arguments["epoch"],
@@ -173,14 +173,14 @@ class RearviewCallback(transformers.TrainerCallback):
         }
 
     def _restore(self, saved: dict[str, Any], real: Any, batches: Any, device: Any) -> None:
-        """Set the training to the state `saved`, which `_state` returned."""
+        """Skip the batches of earlier steps, and restore the state `saved` of the training, which `_state` returned."""
         trainer = self._trainer
         batches_per_step = trainer.args.gradient_accumulation_steps
         self._step = saved["step"]
         rearview.restore_random_state(saved["first"], self._generators)
         for step in range(self._step):
             if step == self._step - 1:
-                # the loader draws one batch ahead: the batch of the next step is drawn in this state
+                # the loader draws one batch ahead: this call draws the first batch of the next step in this state
                 rearview.restore_random_state(saved["before"], self._generators)
             real(batches, batches_per_step, device)
         trainer.model.load_state_dict(saved["model"])
@@ -202,7 +202,7 @@ class RearviewCallback(transformers.TrainerCallback):
 
 
 def _trainer() -> Any:
-    """Return the Trainer that calls this callback, found on the stack: it does not pass itself to callbacks."""
+    """Return the Trainer that calls this callback, from the call stack: the Trainer is not passed to callbacks."""
     frame = sys._getframe(1)  # noqa: SLF001
     while frame is not None:
         caller = frame.f_locals.get("self")

@@ -1,7 +1,7 @@
 """Record inside a cell process which files a cell reads, and prevent cells from changing the author's files.
 
-Python's audit hook reports the files and folders that Python code opens and lists; inotify reports those
-that code in C and child processes open. This module imports only the standard library and `opened_files`.
+Python's audit hook reports the files and folders that Python code opens and lists; inotify reports the files
+and folders that C code and child processes open. This module imports only the standard library and `opened_files`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from rearview.opened_files import WatchedFolders, is_listed_by_import
 
 Signature = tuple[int, int]
-"""(size of a file, time of its last change in nanoseconds)."""
+"""(size of a file in bytes, time of its last change in nanoseconds)."""
 _CHANGES = {
     **dict.fromkeys(("os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod"), (0,)),
     **dict.fromkeys(("os.chown", "os.utime"), (0,)),
@@ -27,29 +27,32 @@ _CHANGES = {
     "os.link": (1,),
     "os.symlink": (1,),
 }
-"""Audit events of calls that change files -> positions of the file paths among their arguments."""
+"""Audit event of a call that changes files -> positions of the changed files' paths in the event's arguments."""
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
 class CellFileAccess:
-    """Records which files a cell reads, and replaces a link to an input by a copy before a cell writes to it."""
+    """Records which files a cell reads, and replaces a link in the work folder by a copy before a cell writes to it."""
 
     def __init__(self) -> None:
         self.folder = ""
-        """Work folder, in which cells run; `read_names` are relative to it."""
+        """Folder with the project's files in which cells run."""
         self.inputs_folder = ""
-        """Folder with the replay's copies of the project's files; links in the work folder lead to the large ones."""
+        """Folder with the replay's copies of the project's files; links in `folder` lead to the large files in it."""
         self.author_folder = ""
-        """The author's own project folder, in which a cell must not change files; empty if there is none."""
+        """The author's own project folder, in which a cell must not change files; empty if there is no such folder."""
         self.read_names: dict[str, None] = {}
-        """Files that the running cell has read, in order; folders that it has listed end with `/`."""
+        """Paths, relative to `folder`, that the running cell has read, in order.
+
+        A path of a listed folder ends with `/`, of a folder that Python searched for modules with `*.py`.
+        """
         self.outside_files: dict[str, Signature] = {}
-        """Files outside the work folder that cells in this process have read, with their first signature."""
+        """Path of a file outside `folder` that cells of this process have read -> size and time at the first read."""
         self.active = False
-        """Whether a cell is running: other reads are not recorded."""
+        """Whether a cell is running; only then are reads recorded."""
         self._watched: WatchedFolders | None = None
         self._listed_by_import: set[str] = set()
-        """Folders that Python listed to find modules while the cell was running."""
+        """Folders that Python listed to find modules while the current cell was running."""
         self._system = tuple(
             f"{os.path.realpath(path)}{os.sep}"
             for path in (
@@ -62,7 +65,7 @@ class CellFileAccess:
         sys.addaudithook(self._hook)
 
     def watch(self) -> None:
-        """Watch the work folder by inotify; a forked process calls this again to have a watch of its own."""
+        """Watch `folder` by inotify; a forked process calls this again to get its own reports."""
         if self._watched is not None:
             self._watched.close()
         self._watched = None
@@ -73,11 +76,11 @@ class CellFileAccess:
                 self._watched.watch(self.inputs_folder)
 
     def begin(self, text: str, namespace: Mapping[str, object]) -> None:
-        """Start recording for a cell with this text, which is about to run in `namespace`."""
+        """Start to record the reads of the cell with the code `text`, which is about to run in `namespace`."""
         if self._watched is not None:
             self._watched.drain()
             if self._watched.lost:
-                # copying the work folder since the last cell caused more reports than fit
+                # inotify's queue has overflowed, because the work folder was copied since the last cell
                 self.watch()
         if self._watched is not None:
             for path in _paths(text, namespace):
@@ -88,7 +91,7 @@ class CellFileAccess:
         self.active = True
 
     def end(self) -> dict[str, Any]:
-        """Stop recording; return the files that the cell read, and whether the list is complete."""
+        """Stop recording; return `reads` (as in `read_names`), and `complete`: whether the list is surely complete."""
         self.active = False
         if self._watched is None:
             return {"reads": list(self.read_names), "complete": False}
@@ -110,7 +113,7 @@ class CellFileAccess:
         return {"reads": list(self.read_names), "complete": not self._watched.lost}
 
     def depends_on(self) -> dict[str, Signature]:
-        """Return the files outside the work folder on which the state depends: files that cells read, and modules."""
+        """Return path -> signature of the files outside `folder` on which the state depends: read files and modules."""
         files = dict(self.outside_files)
         for module in list(sys.modules.values()):
             file = getattr(module, "__file__", None)
@@ -121,7 +124,7 @@ class CellFileAccess:
         return files
 
     def _links_by_input(self) -> dict[str, list[str]]:
-        """Return target -> names of the links to this target in the work folder."""
+        """Return target of a link -> paths, relative to `folder`, of the links in it to this target."""
         links: dict[str, list[str]] = {}
         for folder, _, names in os.walk(self.folder):
             for name in names:
@@ -138,7 +141,7 @@ class CellFileAccess:
                 watched.watch(folder)
 
     def _is_ignored(self, path: str) -> bool:
-        """Return True for files of the replay itself, of the system and of installed packages, which are no inputs."""
+        """Return True if `path` belongs to the replay, the system or an installed package, and so is no input."""
         scratch = os.path.dirname(os.path.dirname(self.folder))
         return path.startswith((scratch + os.sep, *self._system))
 
@@ -166,7 +169,7 @@ class CellFileAccess:
                 self._record(event, args, sys._getframe(1))  # noqa: SLF001
 
     def _forbidden_path(self, event: str, args: tuple[Any, ...]) -> str:
-        """Return the path of the author's file that this event would change, or '' if it would change none."""
+        """Return the path of the author's file that the call with this audit event would change, or '' if none."""
         if not self.author_folder:
             return ""
         if event == "open":
@@ -186,7 +189,7 @@ class CellFileAccess:
         path = args[0] if args and args[0] is not None else "."
         if isinstance(path, int):
             return
-        # a relative path counts from the current folder, which may be a subfolder of the work folder
+        # a relative path is relative to the current folder, which may be a subfolder of the work folder
         full = os.path.normpath(os.path.join(os.getcwd(), os.fsdecode(path)))
         is_inside = full == self.folder or full.startswith(self.folder + os.sep)
         name = full[len(self.folder) + 1 :]
@@ -230,7 +233,7 @@ def _is_bytecode(path: str) -> bool:
 
 
 def _paths(text: str, namespace: Mapping[str, object]) -> Iterator[str]:
-    """Yield the strings in the text or in the variables of a cell that may be file paths outside the work folder."""
+    """Yield the string literals in the code `text`, and the values of variables, that may be paths of outside files."""
     values: list[object] = list(namespace.values())
     with contextlib.suppress(SyntaxError, ValueError, RecursionError):
         values += [n.value for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Constant)]

@@ -12,11 +12,11 @@ import sys
 from typing import Any
 
 MOST_OUTPUT = 16 << 20
-"""Bytes of output per cell; more is cut off."""
+"""Size in bytes after which the output of a cell is cut off."""
 
 
 class CellOutputs:
-    """A list of a cell's outputs, each a dict as in a notebook file."""
+    """Collects the outputs of a cell, each as a dict as in a notebook file."""
 
     def __init__(self) -> None:
         self.items: list[dict[str, Any]] = []
@@ -24,12 +24,12 @@ class CellOutputs:
         self.clear_next = False
 
     def take(self) -> list[dict[str, Any]]:
-        """Return the outputs since the last call, and start a new list."""
+        """Return the outputs collected since the last call."""
         items, self.items, self.size, self.clear_next = self.items, [], 0, False
         return items
 
     def add(self, item: dict[str, Any], size: int) -> None:
-        """Add an output of `size` bytes; drop it if the cell has too much output already."""
+        """Add the output `item` of `size` bytes; after MOST_OUTPUT bytes, add one note that output is cut off."""
         if self.clear_next:
             self.items, self.clear_next = [], False
         if self.size > MOST_OUTPUT:
@@ -40,7 +40,7 @@ class CellOutputs:
         self.items.append(item)
 
     def write(self, name: str, text: str) -> None:
-        """Add text that was written to the stream `name`."""
+        """Add text that was written to the stream `name`, to the last output if that is of the same stream."""
         last = self.items[-1] if self.items and not self.clear_next else None
         if last and last["output_type"] == "stream" and last["name"] == name:
             self.size += len(text)
@@ -51,44 +51,44 @@ class CellOutputs:
 
 
 class OutputStream(io.TextIOBase):
-    """Replaces `sys.stdout` or `sys.stderr`: written text becomes an output of the cell."""
+    """Replacement for `sys.stdout` or `sys.stderr`: written text becomes an output of the cell."""
 
     def __init__(self, outputs: CellOutputs, name: str, fd: int) -> None:
         self.outputs, self.stream, self._fd = outputs, name, fd
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """The encoding, always UTF-8."""
+        """Name of the encoding of this stream: always UTF-8."""
         return "utf-8"
 
     def write(self, text: str) -> int:
-        """Add text to the outputs of the cell; return its length."""
+        """Add `text` to the outputs of the cell; return the number of characters."""
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
         self.outputs.write(self.stream, text)
         return len(text)
 
     def writable(self) -> bool:
-        """Return True."""
+        """Return True: text can be written to this stream."""
         return True
 
     def isatty(self) -> bool:
-        """Return False."""
+        """Return False: this stream is no terminal."""
         return False
 
     def fileno(self) -> int:
-        """Return the file descriptor to which child processes write."""
+        """Return the file descriptor, 1 or 2, to which child processes write if they inherit this stream."""
         return self._fd
 
 
 class OutputDescriptors:
-    """Collects what C code and child processes write to file descriptors 1 and 2."""
+    """Collects the text that C code and child processes write to file descriptors 1 and 2."""
 
     def __init__(self) -> None:
         self.open_files()
 
     def open_files(self) -> None:
-        """Redirect descriptors 1 and 2 to new files; a forked process must not share the files of its parent."""
+        """Redirect descriptors 1 and 2 to new files; called after each fork, so that no two processes share files."""
         for fd in (1, 2):
             name = f"rearview-{os.getpid()}-{fd}"
             target = os.memfd_create(name) if hasattr(os, "memfd_create") else _unnamed_file()
@@ -97,7 +97,7 @@ class OutputDescriptors:
             os.close(target)
 
     def take(self, outputs: CellOutputs) -> None:
-        """Move the text that was written to the descriptors to the outputs of the cell."""
+        """Move the text written to the descriptors since the last call to `outputs`."""
         for fd, name in ((1, "stdout"), (2, "stderr")):
             end = os.lseek(fd, 0, os.SEEK_END)
             if end:
@@ -116,7 +116,7 @@ def _unnamed_file() -> int:
 
 
 def make_shell(outputs: CellOutputs) -> Any:
-    """Return an IPython shell that adds what it displays to `outputs`."""
+    """Return the IPython shell of this process, which adds displayed values and errors to `outputs`."""
     from IPython.core.displayhook import DisplayHook
     from IPython.core.displaypub import DisplayPublisher
     from IPython.core.interactiveshell import InteractiveShell
@@ -171,7 +171,7 @@ def make_shell(outputs: CellOutputs) -> Any:
             item["traceback"] = stb if isinstance(stb, list) else [str(stb)]
             outputs.add(item, 0)
 
-        # as in a kernel: `!command` gets a pipe, not a terminal
+        # `!command` writes to a pipe, not to a terminal, as in a kernel
         system = InteractiveShell.system_piped
 
         def ask_exit(self) -> None:
@@ -191,7 +191,7 @@ def make_shell(outputs: CellOutputs) -> Any:
     setattr(InteractiveShell, "_instance", shell)  # noqa: B010 - get_ipython() looks there
     inline = sys.modules.get("matplotlib_inline.backend_inline")
     if inline is not None:
-        # the backend was imported before the shell existed, so only now can it show figures as images
+        # the backend was imported before the shell existed: let it show figures as images now
         inline._enable_matplotlib_integration()  # noqa: SLF001
     return shell
 

@@ -1,9 +1,9 @@
-"""The program of a cell process: it runs cells, forks to keep its state, and saves or loads its namespace.
+"""The program of a cell process: it runs cells, forks to keep its state, and saves or loads its variables.
 
 A cell process runs in the interpreter that the versions need, which may not have Rearview installed. This
 module imports only the standard library, IPython for notebooks, and cloudpickle for stored namespaces. The
-process executes commands that `cell_process_control` sends over a Unix socket; each message is a length
-and JSON.
+process executes commands that `cell_process_control` sends over a Unix socket; each message is its length in
+bytes, followed by JSON.
 """
 
 from __future__ import annotations
@@ -73,17 +73,17 @@ class ControlChannel:
         return connection
 
     def reconnect(self) -> None:
-        """Open a new connection after a fork."""
+        """Close the connection shared with the parent process after a fork, and open a new one."""
         self.socket.close()
         self.socket = self._connected()
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send one message."""
+        """Send one message to the controlling process."""
         data = dumps(message, default=str).encode("utf-8", "surrogatepass")
         self.socket.sendall(pack(">Q", len(data)) + data)
 
     def receive(self) -> dict[str, Any] | None:
-        """Return the next message, or None if the controlling process has closed the connection."""
+        """Wait for and return the next message, or None if the controlling process has closed the connection."""
         head = self._read_exactly(8)
         data = self._read_exactly(unpack(">Q", head)[0]) if head else None
         return loads(data.decode("utf-8", "surrogatepass")) if data is not None else None
@@ -99,7 +99,7 @@ class ControlChannel:
 
 
 class CellProcess:
-    """A process that holds the state of a program between two cells."""
+    """A process that has the state of a program between two cells, and executes commands."""
 
     def __init__(self, channel: ControlChannel) -> None:
         self.channel = channel
@@ -115,18 +115,18 @@ class CellProcess:
         self.version_variables: dict[str, str | None] = {}
         self.open_files: list[tuple[int, str, int, int]] = []
         self.sources: dict[str, list[str]] = {}
-        """Program -> the lines of its cells that ran in this process."""
+        """Path of a program -> source lines of its cells that ran in this process."""
 
-    # -- set-up --
+    # -- preparation --
 
     def setup(self, message: dict[str, Any]) -> None:
-        """Prepare this process to run the first cell of a program."""
+        """Prepare this process to run the first cell of the program that the command `message` describes."""
         program, cwd = message["program"], message["cwd"]
         self.folder = self.file_access.folder = os.path.realpath(message["folder"])
         self.file_access.inputs_folder = message["inputs"]
         self.file_access.author_folder = message["author_folder"]
         self.file_access.watch()
-        tempfile.tempdir = None  # `tempfile` then looks at TMPDIR again
+        tempfile.tempdir = None  # let `tempfile` read TMPDIR again
         os.chdir(os.path.join(self.folder, cwd))
         self.program = os.path.join(self.folder, program)
         sys.path[0:1] = [os.path.dirname(self.program)]
@@ -147,7 +147,7 @@ class CellProcess:
         self.namespace = self.shell.user_ns
 
     def switch(self, program: str, argv: list[str], environment: dict[str, str | None]) -> None:
-        """Set the program name, arguments and environment variables of the version whose cells run next."""
+        """Set program name, arguments and environment variables to those of the version whose cells run next."""
         self.program = os.path.join(self.folder, program)
         if self.shell is None:
             self.namespace["__file__"] = self.program
@@ -158,7 +158,7 @@ class CellProcess:
         for name, value in new_values.items():
             previous_value = self.version_variables.get(name, self.environment.get(name))
             if value == previous_value or os.environ.get(name) != previous_value:
-                continue  # nothing to change, or the program has set the variable itself
+                continue  # the value is right, or the program has set the variable itself
             if value is None:
                 del os.environ[name]
             else:
@@ -168,7 +168,7 @@ class CellProcess:
     # -- cells --
 
     def run(self, text: str, line: int) -> dict[str, Any]:
-        """Run one cell that begins on `line` of its program; return its outputs, seconds, reads and how it ended."""
+        """Run the cell `text`, which begins on `line` of its program; return its outputs, seconds, reads and ending."""
         self.outputs.take()
         self.file_access.begin(text, self.namespace)
         begin = perf_counter()
@@ -212,16 +212,16 @@ class CellProcess:
         return "done"
 
     def _register_source(self, text: str, line: int) -> int:
-        """Let tracebacks and `inspect` find the source of a cell; return the line on which the cell begins.
+        """Register the cell's source for tracebacks and `inspect`; return the line on which the cell begins there.
 
-        The line may be larger than `line`, because the cells that ran before may belong to another version,
-        with more lines of comments.
+        The returned line may be greater than `line`: the earlier cells may have run for another version, with more
+        lines of comments.
         """
         lines = self.sources.setdefault(self.program, [])
         line = max(line, len(lines) + 1)
         lines.extend(["\n"] * (line - 1 - len(lines)))
         lines.extend(text.splitlines(keepends=True))
-        # linecache never discards an entry without a time stamp, even if the file does not exist
+        # `linecache` never discards an entry without a time stamp, even if the file does not exist
         linecache.cache[self.program] = (sum(map(len, lines)), None, lines, self.program)
         return line
 
@@ -232,13 +232,14 @@ class CellProcess:
     # -- forks --
 
     def fork(self, token: str, folder: str, mount: str, *, first: bool) -> None:
-        """Fork: the child connects with `token` and runs the next cells, this process waits and keeps the state.
+        """Fork: the child connects with `token` and runs the next cells; this process waits with the state.
 
-        With `first`, this process has run cells since the last fork and checks whether a fork is safe.
+        The child mounts `folder` at `mount` unless `mount` is empty. `first` says that this process has run cells since
+        its last fork; it then raises CannotKeepState if a fork would not be safe.
         """
         if first:
             end_idle_worker_pools()
-            gc.collect()  # files of unreachable objects are closed
+            gc.collect()  # close the files of unreachable objects
             reason = reason_against_fork(self.channel.socket.fileno(), self.folder)
             if reason:
                 raise CannotKeepState(reason)
@@ -269,10 +270,13 @@ class CellProcess:
                 self.channel.send({"hello": token, "pid": os.getpid(), "error": repr(exc)})
             os._exit(1)
 
-    # -- stored namespace --
+    # -- stored variables --
 
     def save(self, file: str) -> int:
-        """Write the namespace and the process settings to a file; return the size of the file."""
+        """Write the program's variables and the process settings to `file`; return its size in bytes.
+
+        Raise CannotKeepState if that would not store the whole state.
+        """
         if self._open_figures():
             raise CannotKeepState("matplotlib figures are open")
         reason = reason_against_storing(self.folder, self.namespace)
@@ -325,7 +329,7 @@ class CellProcess:
         }
 
     def _module_variables(self) -> dict[str, dict[str, Any]]:
-        """Return the variables of the project's modules, which importing the modules again would not restore."""
+        """Return module name -> variables, for the project's modules: importing them again would not restore these."""
         by_module: dict[str, dict[str, Any]] = {}
         for name, module in list(sys.modules.items()):
             file = getattr(module, "__file__", None)
@@ -337,7 +341,7 @@ class CellProcess:
         return by_module
 
     def _source_texts(self) -> dict[str, list[str]]:
-        """Return file name -> lines of source, for all cells that ran in this process."""
+        """Return file name -> source lines, for all cells that ran in this process."""
         lines = {
             name: entry[2]
             for name, entry in linecache.cache.items()
@@ -358,9 +362,9 @@ class CellProcess:
         return f"the namespace cannot be pickled: {exc}"
 
     def load(self, file: str) -> None:
-        """Load the namespace and the settings that `save` wrote to a file."""
+        """Load the variables and settings that `save` wrote to `file`."""
         with open(file, "rb") as stream:
-            # unpickling the state imports modules, which may depend on `sys.path` and the current folder
+            # first, because unpickling imports modules, which may depend on `sys.path` and the current folder
             apply_process_settings(unpickler(stream, self.namespace).load(), self.folder)
             state = unpickler(stream, self.namespace).load()
         self.namespace.update(state["namespace"])
@@ -382,7 +386,7 @@ class CellProcess:
     # -- commands --
 
     def serve(self) -> None:
-        """Execute commands until the controlling process closes the connection."""
+        """Execute commands until the controlling process closes the connection; then end this process."""
         while True:
             message = self.channel.receive()
             if message is None:
@@ -397,7 +401,7 @@ class CellProcess:
             except BaseException as exc:
                 answer = {"refused": f"{type(exc).__name__}: {exc}"}
             if token is not None and os.getpid() != pid:
-                continue  # the forked child has sent its token and sends no answer
+                continue  # this is the forked child: it has sent its token, its parent sends the answer
             self.channel.send(answer)
 
     def _execute(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -430,12 +434,12 @@ def _no_input(prompt: object = "") -> str:
 
 
 def main() -> None:
-    """Connect to the controlling process, announce this process and serve."""
+    """Connect to the controlling process, send the token of this process, and execute commands."""
     path, token, notebook = sys.argv[-3:]
-    # the controlling process handles Ctrl-C and ends this one
+    # the controlling process handles Ctrl-C and ends this process
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = ControlChannel(path)
-    if notebook == "1":  # imported once, in the process that all others are forked from
+    if notebook == "1":  # imported once, in the process that the others are forked from
         import IPython  # noqa: F401
 
         with contextlib.suppress(ImportError):  # without matplotlib there are no figures to show

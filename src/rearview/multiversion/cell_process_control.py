@@ -1,4 +1,4 @@
-"""Start, fork, command, measure and end cell processes, which run `cell_process`."""
+"""Start, fork, command, measure and end cell processes: processes that run cells with `cell_process`."""
 
 from __future__ import annotations
 
@@ -54,20 +54,20 @@ if not ended:  # the process that controls the replay was killed
         shutil.rmtree(folder, ignore_errors=True)
 """
 PROCESS_MARK = "_REARVIEW_CELLS"
-"""Environment variable of all processes that the cells of a replay start."""
+"""Environment variable that all processes of a replay inherit, by which they are found and killed at its end."""
 SOURCE = Path(__file__).parent.parent.parent
 CONNECT_SECONDS = 60.0
-"""Seconds within which a new process must connect."""
+"""Seconds within which a new cell process must connect to the control socket, or answer a fork command."""
 FORK_SECONDS = 20.0
-"""Seconds within which a forked child must have used its thread pools once and connected."""
+"""Seconds within which a forked child must have tested its thread pools and connected to the control socket."""
 
 
 class ProcessDied(Exception):  # noqa: N818 - it says what happened
-    """A cell process has ended, or was killed at its time limit."""
+    """Raised if a cell process has ended, or was killed at its time limit."""
 
 
 class CellHandle:
-    """A running cell process, with the connection over which it takes commands."""
+    """A running cell process, with the connection over which it gets commands and answers them."""
 
     def __init__(self, connection: socket.socket, pid: int) -> None:
         self.connection = connection
@@ -75,7 +75,7 @@ class CellHandle:
         self._lock = threading.Lock()
 
     def ask(self, message: Mapping[str, Any], *, seconds: float | None = None) -> dict[str, Any]:
-        """Send a command and return the answer; raise `ProcessDied` if no answer comes in time."""
+        """Send the command `message` and return the answer; raise `ProcessDied` if none comes within `seconds`."""
         data = json.dumps(message).encode("utf-8", "surrogatepass")
         try:
             with self._lock:
@@ -90,13 +90,13 @@ class CellHandle:
             raise ProcessDied("its process died") from exc
 
     def kill(self) -> None:
-        """Kill the process at once."""
+        """Kill the process and close the connection."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         self.connection.close()
 
     def memory(self) -> tuple[int, int]:
-        """Return (proportional set size, anonymous memory) in bytes; zeros if the process is gone."""
+        """Return (proportional set size, anonymous memory) of the process in bytes; (0, 0) if the process is gone."""
         fields: dict[str, int] = {}
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/{self.pid}/smaps_rollup").read_text().splitlines()[1:]:
@@ -106,7 +106,7 @@ class CellHandle:
 
 
 def receive(connection: socket.socket) -> dict[str, Any]:
-    """Return the next message of a cell process; raise EOFError if the process is gone."""
+    """Wait for and return the next message of a cell process; raise EOFError if the process is gone."""
     size = struct.unpack(">Q", _read_exactly(connection, 8))[0]
     try:
         message: dict[str, Any] = json.loads(
@@ -128,7 +128,7 @@ def _read_exactly(connection: socket.socket, count: int) -> bytes:
 
 
 class CellProcesses:
-    """All cell processes of a replay: starts the first one, in which no cell runs, and forks the others from it."""
+    """All cell processes of a replay. The first process runs no cells; the other processes are forked from it."""
 
     def __init__(
         self,
@@ -140,13 +140,17 @@ class CellProcesses:
         author_folder: Path | None = None,
         folders: Sequence[Path] = (),
     ) -> None:
-        """Start the first process; `folders` are removed if the process that controls the replay is killed."""
+        """Start the first process with `python`, and a process that cleans up.
+
+        The latter removes `folders` if this process, which controls the replay, is killed. `scratch` is the scratch
+        folder of the replay; cells may not change files in `author_folder`.
+        """
         self._scratch = scratch
         self._author_folder = os.path.realpath(author_folder) if author_folder is not None else ""
         self._address = scratch / "control.sock"
         self._link_folder: Path | None = None
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        # a socket's path is limited to 107 bytes: bind it by a short path
+        # the path of a socket is limited to 107 bytes: bind it by a short path
         descriptor = os.open(scratch, os.O_RDONLY)
         try:
             self._listener.bind(f"/proc/self/fd/{descriptor}/control.sock")
@@ -195,7 +199,7 @@ class CellProcesses:
             ) from exc
 
     def _short_address(self) -> str:
-        """Return a path of the socket that fits into 107 bytes: a link in a temporary folder if needed."""
+        """Return a path of the control socket of at most 107 bytes, through a link in a temporary folder if needed."""
         if len(os.fsencode(self._address)) < 100:
             return str(self._address)
         self._link_folder = Path(tempfile.mkdtemp(prefix="rv-"))
@@ -244,7 +248,11 @@ class CellProcesses:
     def fork(
         self, parent: CellHandle, folder: Path, mount: Path | None, *, first: bool
     ) -> CellHandle | str:
-        """Fork `parent`, which keeps its state; return the new process, or the reason why a fork is impossible."""
+        """Fork `parent`, which keeps its state; return the child process, or the reason as text if that fails.
+
+        The child works in `folder`, which it mounts at `mount` unless that is None. With `first`, `parent`
+        has run cells since the last fork and checks whether a fork is safe.
+        """
         token = self._token()
         answer = parent.ask(
             {
@@ -264,7 +272,7 @@ class CellProcesses:
             return f"the forked process does not work: {exc}"
 
     def start(self, version: StudyVersion, folder: Path, mount: Path | None) -> CellHandle:
-        """Return a new process, ready for the first cell of a version; raise `ProcessDied` if it cannot be started."""
+        """Return a new process that is ready to run the first cell of `version`; raise `ProcessDied` if that fails."""
         process = self.fork(self.first, folder, mount, first=False)
         if isinstance(process, str):
             raise ProcessDied(process)
@@ -282,7 +290,7 @@ class CellProcesses:
         return process
 
     def close(self) -> None:
-        """End every process."""
+        """Kill all cell processes and the processes that they started, and close the control socket."""
         self._listener.close()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -297,7 +305,8 @@ class CellProcesses:
                 self._cleaner.stdin.write(b"ended")
                 self._cleaner.stdin.flush()
             self._cleaner.stdin.close()
-        # first the cleaner, which kills a process group: until the leader is waited for, its id is not used again
+        # wait for the cleaner first: it kills a process group by the id of `_process`, and the system can give
+        # this id to an unrelated process as soon as `_process` was waited for
         self._cleaner.wait()
         self._process.wait()
         for handle in handles:

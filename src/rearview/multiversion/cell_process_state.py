@@ -1,4 +1,4 @@
-"""Inspect, save and restore parts of a cell process's state that a fork or a stored namespace would lose.
+"""Inspect, save and restore parts of a cell process's state that a fork or a file of variables would lose.
 
 This module runs inside the cell process and imports only the standard library.
 """
@@ -33,25 +33,25 @@ _FORBID_FORK = {
     "cupy": "CuPy holds a device",
     "grpc": "gRPC keeps threads",
 }
-"""Imported module -> why a process that has imported it must not be forked."""
+"""Module name -> reason why a process that has imported the module must not be forked."""
 _SHARED = re.compile(r"^\S+ rw-s\S* \S+ \S+ \S+\s+(.*)$", re.MULTILINE)
-"""A line of `/proc/self/maps` about writable memory shared with other processes; the group is its file name."""
-_SEMAPHORE = "/dev/shm/sem."  # noqa: S108 - a name that is only compared
+"""Matches a line of `/proc/self/maps` about writable shared memory; the group is the name of the mapped file."""
+_SEMAPHORE = "/dev/shm/sem."  # noqa: S108 - only compared with names
 _OMP = re.compile(r"/lib(?:g|i|)omp[^/]*\.so[^/]*$")
 _CLONE_NEWNS, _MS_BIND, _MS_REC, _MS_PRIVATE = 0x20000, 4096, 16384, 1 << 18
 _MNT_DETACH = 2
 
 
 END_SECONDS = 1.0
-"""Seconds to wait for threads to end: worker pools end their threads after they have returned the results."""
+"""Seconds to wait for threads to end: a worker pool may end its threads some time after returning its results."""
 
 
 class CannotKeepState(Exception):  # noqa: N818 - it says what happened
-    """The state of the process cannot be kept by a fork, or cannot be stored; the message says why."""
+    """Raised if the state of a process cannot be kept by a fork or stored in a file; the message says why."""
 
 
 def end_idle_worker_pools() -> None:
-    """End worker pools that their libraries (joblib, tqdm) start again when needed."""
+    """End joblib's worker processes and tqdm's thread, which these libraries start again when they need them."""
     with contextlib.suppress(Exception):
         executor = sys.modules["joblib.externals.loky.reusable_executor"]._executor  # noqa: SLF001
         if executor is not None:
@@ -63,7 +63,7 @@ def end_idle_worker_pools() -> None:
 
 
 def reason_against_fork(own_socket: int, folder: str) -> str:
-    """Return why this process must not be forked, or '' if it may be forked.
+    """Return the reason why this process must not be forked, or '' if it may be forked.
 
     `own_socket` is the descriptor of the connection to the controlling process, `folder` the work folder.
     """
@@ -100,7 +100,7 @@ def reason_against_fork(own_socket: int, folder: str) -> str:
 
 
 def _is_tracker(pid: str) -> bool:
-    """Return True for a resource tracker of `multiprocessing`: parent and child of a fork may share it."""
+    """Return True if `pid` is a resource tracker of `multiprocessing`, which parent and child of a fork may share."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             return b"resource_tracker" in file.read()
@@ -109,16 +109,16 @@ def _is_tracker(pid: str) -> bool:
 
 
 def _shared_memory_reason() -> str:
-    """Return which writable memory a fork would share with its parent, as a reason, or '' if none."""
+    """Return a sentence about writable memory that a forked child would share with this process, or '' if none."""
     with contextlib.suppress(OSError), open("/proc/self/maps") as file:
         for name in _SHARED.findall(file.read()):
-            if not name.startswith(_SEMAPHORE):  # sharing a semaphore is harmless
+            if not name.startswith(_SEMAPHORE):  # parent and child may share a semaphore
                 return f"it shares memory: {name or 'without a name'}"
     return ""
 
 
 def _shared_file_reason(folder: str) -> str:
-    """Return which open file a fork would share without being able to reopen it, as a reason, or '' if none."""
+    """Return a sentence about an open file that a forked child could not reopen safely, or '' if there is none."""
     own_files: set[int] = set()
     for file in gc.get_objects():
         if isinstance(file, io.FileIO):
@@ -157,7 +157,7 @@ def _same_file(path: str, status: os.stat_result) -> bool:
 
 
 def reason_against_storing(folder: str, namespace: dict[str, Any]) -> str:
-    """Return why storing the namespace would not store the whole state, or '' if no reason is known."""
+    """Return a reason why storing the variables would not store the whole state, or '' if no reason is known."""
     root = logging.getLogger()
     if root.handlers:
         return "logging was set up, which a stored namespace does not hold"
@@ -189,9 +189,9 @@ def _process_status(pid: str) -> str:
 
 
 def pause_openmp() -> None:
-    """End the threads of every OpenMP library in this process; the libraries restart them when needed.
+    """End the threads of every OpenMP library in this process; the libraries start new threads when needed.
 
-    If they were running at a fork, the child would wait forever for threads that exist only in its parent.
+    If threads were running at a fork, the child would wait forever for them, because they exist only in the parent.
     """
     try:
         with open("/proc/self/maps") as file:
@@ -205,7 +205,7 @@ def pause_openmp() -> None:
 
 
 def use_thread_pools() -> None:
-    """Use the thread pools of numerical libraries once: if a forked child hangs here, the fork counts as failed."""
+    """Compute with NumPy and PyTorch, to test their thread pools: if a forked child hangs here, its fork has failed."""
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         square = numpy.ones((160, 160))
@@ -219,7 +219,7 @@ def use_thread_pools() -> None:
 
 
 def list_open_files() -> list[tuple[int, str, int, int]]:
-    """Return (descriptor, file path, flags, position) of every open regular file."""
+    """Return (descriptor, file path, flags of `open`, position in bytes) of every open regular file."""
     files = []
     for fd, path in _open_descriptors():
         with contextlib.suppress(OSError):
@@ -232,7 +232,7 @@ def list_open_files() -> list[tuple[int, str, int, int]]:
 
 
 def reopen(files: list[tuple[int, str, int, int]]) -> None:
-    """Open the listed files again at their positions, because a forked child shares file positions with its parent."""
+    """Reopen `files`, as `list_open_files` returned them: a forked child shares file positions with its parent."""
     still_open = {fd for fd, _ in _open_descriptors()}
     for fd, path, flags, position in files:
         if fd not in still_open:
@@ -244,11 +244,11 @@ def reopen(files: list[tuple[int, str, int, int]]) -> None:
 
 
 def mount_folder(folder: str, path: str) -> None:
-    """Mount `folder` at the file path `path`, visible to this process only."""
+    """Mount `folder` at `path`, so that only this process sees the mount; raise OSError if that fails."""
     libc = ctypes.CDLL(None, use_errno=True)
     failed = libc.unshare(_CLONE_NEWNS)
     failed = failed or libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None)
-    # the process that this one was forked from may have mounted a folder that was removed since
+    # the parent of this process may have mounted a folder at `path` that was removed since
     libc.umount2(path.encode(), _MNT_DETACH)
     failed = failed or libc.mount(folder.encode(), path.encode(), None, _MS_BIND, None)
     if failed:
@@ -257,7 +257,7 @@ def mount_folder(folder: str, path: str) -> None:
 
 
 def pickler(stream: Any, namespace: dict[str, Any]) -> Any:
-    """Return a pickler that stores functions of the program without copying `namespace`, which holds their globals."""
+    """Return a pickler that stores functions of the program with a reference to `namespace` as their globals."""
     import cloudpickle
 
     marker: dict[str, Any] = {"__name__": "__main__", "__rearview_namespace__": True}
@@ -272,7 +272,7 @@ def pickler(stream: Any, namespace: dict[str, Any]) -> Any:
 
 
 def unpickler(stream: Any, namespace: dict[str, Any]) -> Any:
-    """Return an unpickler for files that `pickler` wrote; functions get `namespace` as their globals."""
+    """Return an unpickler for data that `pickler` wrote; functions get `namespace` as their globals."""
     import pickle
 
     class Unpickler(pickle.Unpickler):
@@ -285,7 +285,7 @@ def unpickler(stream: Any, namespace: dict[str, Any]) -> Any:
 
 
 def random_states() -> dict[str, Any]:
-    """Return the random states of Python, NumPy and PyTorch."""
+    """Return library name -> random state, for Python's `random` and, if imported, NumPy and PyTorch (CPU)."""
     states: dict[str, Any] = {"random": random.getstate()}
     numpy, torch = sys.modules.get("numpy.random"), sys.modules.get("torch")
     if numpy is not None:
@@ -305,7 +305,7 @@ def set_random_states(states: dict[str, Any]) -> None:
 
 
 def process_settings(folder: str) -> dict[str, Any]:
-    """Return the environment variables, `sys.path`, current folder and limits of this process."""
+    """Return environment variables, `sys.path`, current folder (relative to `folder`), umask and recursion limit."""
     mask = os.umask(0)
     os.umask(mask)
     return {
@@ -327,7 +327,7 @@ def apply_process_settings(settings: dict[str, Any], folder: str) -> None:
 
 
 def module_state(module: types.ModuleType) -> dict[str, Any]:
-    """Return the variables of a module of the project, with the attributes of its functions and classes."""
+    """Return the variables of a module of the project, and the attributes of functions and classes that it defines."""
     values: dict[str, Any] = {}
     attributes: dict[str, Any] = {}
     for name, value in vars(module).items():
@@ -359,13 +359,13 @@ def restore_module(module: types.ModuleType, state: dict[str, Any]) -> None:
             owner.__defaults__, owner.__kwdefaults__ = data[1], data[2]
         elif isinstance(owner, type) and isinstance(data, dict):
             for key, value in data.items():
-                # the members of an enumeration cannot be set
+                # members of an enumeration cannot be set
                 with contextlib.suppress(AttributeError, TypeError):
                     setattr(owner, key, value)
 
 
 def library_settings() -> dict[str, Any]:
-    """Return the global settings of warnings, NumPy, PyTorch, pandas, matplotlib and scikit-learn."""
+    """Return library -> global settings, for `warnings` and the imported ones of NumPy, PyTorch, pandas and others."""
     settings: dict[str, Any] = {"warnings": list(warnings.filters)}
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     pandas, plotting = sys.modules.get("pandas"), sys.modules.get("matplotlib")

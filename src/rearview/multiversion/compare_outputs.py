@@ -1,4 +1,4 @@
-"""Compare the outputs of a replayed cell with the author's: same, different, or not comparable."""
+"""Compare the outputs of a replayed cell with the author's outputs: same, different, or not comparable."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from typing import Any
 from rearview.model.wording import plural
 
 MOST_DIFF_LINES = 60
-"""Longest difference that a verdict shows, in lines."""
+"""Number of lines after which the difference in a verdict is cut off."""
 MOST_DIFF_INPUT = 20_000
-"""Longest texts, in lines, that `difflib` compares as a whole."""
+"""Largest number of lines of a text that `difflib` compares as a whole."""
 _NUMBER = re.compile(
     r"(?<![\w.])[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf)\b"
 )
@@ -48,7 +48,7 @@ _VARYING = (
     ),
     (re.compile(r"(?:/tmp|/var/folders)/[^\s'\"<>]+"), "a temporary path"),
     (
-        # matches only from the start of a file path: many slashes in a row must not take quadratic time
+        # match only at the start of a file path, so that many slashes in a row do not take quadratic time
         re.compile(
             r"(?<![^\s'\"<>:])/[^\s'\"<>:]*/(?:ipykernel_\d+|rearview-replay-[^\s'\"<>:/]+)[^\s'\"<>:]*"
         ),
@@ -56,12 +56,12 @@ _VARYING = (
     ),
 )
 _CELL_FILE = re.compile(r"<ipython-input-\d+-\w+>|\b\d+\.py(?=, line \d)")
-"""File name of a cell in a kernel, which the text of a syntax error contains."""
+"""Matches a file name that a kernel has given to a cell, in the message of a syntax error."""
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 class OutputMatch(StrEnum):
-    """The result of a comparison of a replay's outputs with the author's."""
+    """Verdict about a replay's outputs: the same as the author's, different, or not comparable."""
 
     SAME = "same"
     DIFFERENT = "different"
@@ -70,7 +70,7 @@ class OutputMatch(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OutputVerdict:
-    """The result of comparing the outputs of one cell, with a reason and the difference as text."""
+    """The result of comparing outputs, with the reason and the difference as text; both empty if they are the same."""
 
     match: OutputMatch
     why: str = ""
@@ -79,12 +79,12 @@ class OutputVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How much numbers and images may differ and still count as the same."""
+    """Limits within which numbers and images in outputs count as the same."""
 
     relative: float = 0.0
     absolute: float = 0.0
     perceptual: bool = False
-    """Whether images are compared as small grey images, not pixel by pixel."""
+    """Whether images are reduced to small grey images and compared roughly, not pixel by pixel."""
 
 
 SAME = OutputVerdict(OutputMatch.SAME)
@@ -95,7 +95,7 @@ def compare(
     replayed: Sequence[dict[str, Any]],
     tolerance: Tolerance | None = None,
 ) -> OutputVerdict:
-    """Return the verdict on the outputs of a replayed cell, compared with the author's outputs."""
+    """Compare the outputs `replayed` of a cell with the author's, or None if these were not recorded."""
     tolerance = tolerance or Tolerance()
     if author is None:
         return OutputVerdict(OutputMatch.NOT_COMPARABLE, "the author's outputs were not recorded")
@@ -116,7 +116,10 @@ def compare(
 def _compare_different_counts(
     author_items: list[tuple[str, Any]], replayed_items: list[tuple[str, Any]], tolerance: Tolerance
 ) -> OutputVerdict:
-    """Compare outputs if the two lists differ in length or kinds; a missing standard error alone is no difference."""
+    """Compare two lists of outputs that differ in length or kinds.
+
+    They are not comparable if only one contains standard error and they are the same without it; else different.
+    """
     a = [item for item in author_items if item[0] != "stderr"]
     b = [item for item in replayed_items if item[0] != "stderr"]
     if [kind for kind, _ in a] == [kind for kind, _ in b]:
@@ -135,7 +138,7 @@ def _compare_different_counts(
 
 
 def _items(outputs: Sequence[dict[str, Any]]) -> list[tuple[str, Any]]:
-    """Return (kind, content) of each output, streams first; all parts of one stream are joined."""
+    """Return (kind, content) of each output: first each stream with all its text, then `data` and `error`."""
     items: list[tuple[str, Any]] = []
     streams: dict[str, str] = {}
     for output in outputs:
@@ -187,7 +190,7 @@ def _compare_contents(kind: str, a: Any, b: Any, tolerance: Tolerance) -> Output
 
 
 def _visible_text(text: str) -> str:
-    """Return the text that is visible in the end: a progress bar overwrites its line."""
+    """Return the text that a terminal shows in the end: each line without what a carriage return overwrote."""
     lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
     return "\n".join(line.rstrip() for line in lines).strip("\n")
 
@@ -231,7 +234,7 @@ def _compare_texts(a: str, b: str, tolerance: Tolerance) -> OutputVerdict:
 
 
 def _close_text(a: str, b: str, tolerance: Tolerance) -> bool:
-    """Return True if two texts differ only in numbers, and these are within the tolerance."""
+    """Return True if a tolerance is set and two texts differ only in numbers whose differences are within it."""
     if not tolerance.relative and not tolerance.absolute:
         return False
     if [part.split() for part in _NUMBER.split(a)] != [part.split() for part in _NUMBER.split(b)]:
@@ -260,7 +263,7 @@ def _short(text: str) -> str:
 
 def _diff(a: str, b: str) -> str:
     old, new = a.splitlines(), b.splitlines()
-    if max(len(old), len(new)) > MOST_DIFF_INPUT:  # `difflib` takes quadratic time
+    if max(len(old), len(new)) > MOST_DIFF_INPUT:  # the time of `difflib` is quadratic
         first = next((i for i, (x, y) in enumerate(zip(old, new, strict=False)) if x != y), 0)
         old, new = old[first : first + MOST_DIFF_LINES], new[first : first + MOST_DIFF_LINES]
     lines = list(difflib.unified_diff(old, new, "author", "replay", lineterm="", n=1))
@@ -270,7 +273,7 @@ def _diff(a: str, b: str) -> str:
 
 
 class _TableParser(html.parser.HTMLParser):
-    """Parses HTML with tables into the rows of their cells."""
+    """Parses HTML; `rows` has the texts of the cells of each table row."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
@@ -278,7 +281,7 @@ class _TableParser(html.parser.HTMLParser):
         self.open = False
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:  # noqa: ARG002
-        """Begin a row or a cell of a table."""
+        """Begin a new row for `<tr>` and a new cell for `<td>` and `<th>`."""
         if tag == "tr":
             self.rows.append([])
         elif tag in {"td", "th"} and self.rows:
@@ -286,12 +289,12 @@ class _TableParser(html.parser.HTMLParser):
             self.open = True
 
     def handle_endtag(self, tag: str) -> None:
-        """End a cell of a table."""
+        """End the cell at `</td>` and `</th>`."""
         if tag in {"td", "th"}:
             self.open = False
 
     def handle_data(self, data: str) -> None:
-        """Add text to the cell of a table that is open."""
+        """Add text to the current table cell; ignore text outside cells."""
         if self.open and self.rows and self.rows[-1]:
             self.rows[-1][-1] += data
 
@@ -363,7 +366,7 @@ def _compare_images(a: str, b: str, tolerance: Tolerance) -> OutputVerdict:
 
 
 def _compare_small_images(left: Any, right: Any) -> OutputVerdict:
-    """Compare small grey versions of two images."""
+    """Compare two images reduced to 64 x 64 grey pixels; they are the same if the mean difference is at most 2."""
     from PIL import ImageChops
 
     small = [image.convert("L").resize((64, 64)) for image in (left, right)]

@@ -16,14 +16,14 @@ from rearview.plan.versions.tree import START, Cell, Tree, merge
 from rearview.source.cells import imported_modules, only_defines, uses_its_file_name
 
 UNKNOWN_SECONDS = 1.0
-"""Seconds assumed for a cell that was never measured."""
+"""Seconds that a cell is assumed to take if it was never measured."""
 UNKNOWN_BYTES = 64 << 20
-"""Bytes assumed for the state after a cell that was never measured."""
+"""Size in bytes that is assumed for the state after a cell that was never measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class CellFacts:
-    """Measurements of one execution of a cell."""
+    """Measurements of one execution of a cell: its seconds, the size of the state after it, and the files it read."""
 
     seconds: float
     size: int
@@ -35,9 +35,9 @@ class CellFacts:
 def cells_as_written(
     version: StudyVersion, measurements: Measurements
 ) -> list[tuple[CellFacts | None, tuple[dict[str, Any], ...] | None]]:
-    """Return (facts, outputs of the last replay) for each cell that the author wrote.
+    """Return (measurements, outputs of the last replay) for each cell that the author wrote; None for unknown ones.
 
-    A loop may have been split into several cells of `version`; their facts are added up to one row.
+    If a loop was split into several cells of `version`, their measurements are added up.
     """
     chain = ""
     rows: list[tuple[CellFacts | None, tuple[dict[str, Any], ...] | None]] = []
@@ -69,9 +69,10 @@ def cells_as_written(
 
 
 class Measurements:
-    """Facts about cells that earlier replays measured, by the hash of the code up to and including the cell.
+    """Measurements of cells in earlier replays and recorded runs.
 
-    The facts are stored in an append-only file of JSON lines; the last line about a cell counts.
+    A cell is identified by its `chain`: the hash of the code up to and including the cell (`chain_of`). Measurements
+    by replays are appended to a file of JSON lines; the last line about a cell counts.
     """
 
     def __init__(self, file: Path | None = None) -> None:
@@ -89,18 +90,18 @@ class Measurements:
                     )
                     self._facts[str(entry["chain"])] = facts
                 except (ValueError, KeyError, TypeError):
-                    continue  # a crash cut the line short: the cell is measured again
+                    continue  # a crash has cut off the line: the cell will be measured again
 
     def get(self, chain: str) -> CellFacts | None:
-        """Return the facts of the cell with this hash, or None if the cell was never measured."""
+        """Return the measurements of the cell with the hash `chain`, or None if the cell was never measured."""
         return self._facts.get(chain)
 
     def add_recorded(self, chain: str, facts: CellFacts) -> None:
-        """Use facts from a recorded run if no replay has measured the cell; do not write the facts to the file."""
+        """Set the measurements of a recorded run, unless the cell has measurements; do not write them to the file."""
         self._facts.setdefault(chain, facts)
 
     def add(self, chain: str, facts: CellFacts) -> None:
-        """Store the facts of a cell; write to the file only if they differ much from the previous facts."""
+        """Set the measurements of a cell; write them to the file if they differ by over 20 % from the previous ones."""
         previous_facts = self._facts.get(chain)
         self._facts[chain] = facts
         similar = (
@@ -120,7 +121,7 @@ class Measurements:
             stream.write(json.dumps(line | {"reads": list(facts.reads)}) + "\n")
 
     def keep_outputs(self, chain: str, outputs: Sequence[dict[str, Any]]) -> None:
-        """Store the outputs of a script's cell; notebooks contain their outputs already."""
+        """Store the outputs of a script's cell in a file. Notebooks contain their outputs already."""
         if self.file is not None:
             folder = self.file.parent / "outputs"
             folder.mkdir(parents=True, exist_ok=True)
@@ -141,13 +142,13 @@ class Measurements:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """The cell of one node of the tree, as its first version has it."""
+    """One node of the execution tree: a cell, and the versions that share it."""
 
     cell: StudyCell
     chain: str
     """Hash of the code of the cell and of all cells before it."""
     number: int
-    """Number of the cell in its version, from 1."""
+    """Number of the cell in each of its versions, from 1."""
     versions: tuple[str, ...]
     """Names of the versions that contain the cell."""
     measured: bool
@@ -156,38 +157,38 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class ExecutionTree:
-    """A tree of cells for the planner, with the cell of each node and the versions of the study."""
+    """The versions of a study merged into a tree, in which versions share their first cells as far as possible."""
 
     tree: Tree
     nodes: tuple[Node, ...]
     study: Study
     paths: Mapping[str, tuple[int, ...]]
-    """Name of a version -> nodes of its cells, in order."""
+    """Name of a version -> indices of the nodes of its cells, in order."""
     unavailable: Mapping[str, str] = field(default_factory=dict)
-    """Name of a version -> why the version cannot be replayed."""
+    """Name of a version that cannot be replayed -> the reason."""
     unshared: tuple[str, ...] = ()
     """Sentences that say why versions with the same code up to a cell do not share the state after the cell."""
 
     @property
     def cells_in_all(self) -> int:
-        """Number of cells of all versions; a shared cell counts once for each version."""
+        """Number of cells of all versions; a shared cell counts once for each version that contains it."""
         return sum(map(len, self.paths.values()))
 
 
 def chain_of(before: str, code: str) -> str:
-    """Return the hash of a cell's code and of all code before the cell, whose hash is `before`."""
+    """Return the chain hash of a cell from the hash `code` of its code and the chain hash of the cell before it."""
     return hashlib.sha256(f"{before} {code}".encode()).hexdigest()[:32]
 
 
 def build_tree(
     study: Study, measurements: Measurements | None = None, *, start: float = 0.0
 ) -> ExecutionTree:
-    """Return the execution tree of a study; `start` is the number of seconds to start a version.
+    """Return the execution tree of `study`; starting a process for a version takes `start` seconds.
 
-    The lineage of cell i is g_i = (g_{i-1}, h_i, E_i): the lineage of the cell before, the hash of the code, and
-    the inputs of the cell that differ between versions (files by content, arguments, environment variables).
-    If it is not recorded which cell reads an input, the input belongs to the earliest cell that may read it:
-    a state is never shared wrongly.
+    Cells of several versions become one node if their lineage is equal. The lineage of cell i is
+    g_i = (g_{i-1}, h_i, E_i): the lineage of the previous cell, the hash of the code, and the inputs of the cell that
+    differ between versions (files by content, arguments, environment variables). If it is not recorded which cell
+    reads an input, the input is counted for the earliest cell that may read it, so that no state is shared wrongly.
     """
     if not study.versions:
         raise UsageError("There are no versions to put into a tree.", slug="no-versions")
@@ -229,11 +230,11 @@ def build_tree(
 def _recorded_groups(
     versions: Sequence[StudyVersion],
 ) -> tuple[dict[tuple[str, int], list[Any]], list[str]]:
-    """Return (inputs that separate versions whose recorded runs differ after the same code, reasons as sentences).
+    """Return artificial inputs that keep versions apart whose recorded runs differ, and the reasons as sentences.
 
-    The inputs are given by (name of the version, index of the cell). Two versions share the state after a cell
-    only if both runs read the same inputs, had similar costs, and left the same values in the variables that have
-    a fingerprint.
+    The first result is (name of the version, index of the cell) -> inputs to add to the cell's lineage. Two versions
+    share the state after a cell only if both runs read the same inputs, had similar costs, and left equal values in
+    the variables that have a fingerprint.
     """
     recorded: dict[str, list[tuple[str, CellLineage]]] = {}
     groups: dict[tuple[str, int], list[Any]] = {}
@@ -250,7 +251,7 @@ def _recorded_groups(
             if index == len(peers):
                 peers.append((version.name, cell.lineage))
             if index:
-                # later cells are separated, too, because their lineage contains the lineage of this cell
+                # this keeps later cells apart, too: their lineage contains the lineage of this cell
                 groups[version.name, i] = [["recorded", index]]
                 name, text = why[0]
                 reasons.append(
@@ -290,7 +291,7 @@ def _execution_tree(
                 cells[node] = (version.cells[i], version_chains[i], i + 1)
     nodes = []
     for entry, names in zip(cells, members, strict=True):
-        if entry is None:  # `merge` makes no node without a version
+        if entry is None:  # impossible: each node that `merge` makes belongs to a version
             raise AssertionError
         cell, chain, number = entry
         measured = measurements.get(chain) is not None or cell.seconds is not None
@@ -300,16 +301,16 @@ def _execution_tree(
 
 @dataclass(frozen=True, slots=True)
 class _Differences:
-    """Inputs that differ between the versions of a study."""
+    """Which inputs differ between the versions of a study."""
 
     files: tuple[str, ...]
     absent: frozenset[str]
-    """Those of `files` that some version does not have."""
+    """The members of `files` that at least one version does not have."""
     variables: frozenset[str]
     programs: bool
-    """Whether the programs have different names."""
+    """Whether the programs of the versions have different file paths."""
     folders: bool
-    """Whether the programs are in different folders, from which they may import modules."""
+    """Whether the programs are in different folders, and the project has modules that they may import from there."""
 
 
 def _differing_inputs(versions: Sequence[StudyVersion]) -> _Differences:
@@ -342,16 +343,19 @@ def _differing_inputs(versions: Sequence[StudyVersion]) -> _Differences:
 
 
 def _content(version: StudyVersion, name: str) -> str:
-    """Return a hash of a file in a version (`here` if not known), `absent`, or "" if the file is no input."""
+    """Return the hash of the file `name` in a version, or "" if the file is no input of the version.
+
+    Return `here` if the file exists and has no hash, and `absent` if the version lacks the file but may depend on that.
+    """
     if name == version.program:
-        return ""  # the code of programs is compared cell by cell
+        return ""  # programs are compared cell by cell
     if version.inputs is None:
         return version.files[name].digest or "here" if name in version.files else "absent"
     if name in version.inputs:
         return version.files[name].digest
     if name in version.files or name.endswith(".py"):
         return ""
-    # the file is absent, and a program that lists the folder may depend on that
+    # the version lacks the file, and a program that lists the folder may depend on that
     folder = name.rpartition("/")[0]
     suffix = Path(name).suffix
     peers = (peer for peer in version.inputs if peer.rpartition("/")[0] == folder)
@@ -361,7 +365,7 @@ def _content(version: StudyVersion, name: str) -> str:
 def _inputs_by_cell(
     version: StudyVersion, differing: _Differences, measurements: Measurements
 ) -> dict[int, list[Any]]:
-    """Return index of a cell -> inputs of this cell that differ between versions."""
+    """Return index of a cell -> those of `differing` that count as inputs of this cell, with their contents."""
     events: dict[int, list[Any]] = {}
     if not version.cells:
         return events
@@ -391,28 +395,28 @@ def _inputs_by_cell(
             (i for i, cell in enumerate(version.cells) if uses_its_file_name(cell.text)), None
         )
         if uses is not None:
-            # a later cell may call a function that uses the program's name
+            # the file name may be used in a function that only a later cell calls
             index = _first_from(may_read, uses)
             events.setdefault(index, []).append(["program", version.program])
     if differing.folders and not version.notebook:
         events.setdefault(first, []).append(["folder", str(Path(version.program).parent)])
     variables = sorted(differing.variables & set(version.environment))
     if variables:
-        # libraries read variables when they are imported: assume the first cell
+        # libraries read environment variables when they are imported: assume that the first cell reads them
         settings = [[name, version.environment[name]] for name in variables]
         events.setdefault(0, []).append(["environment", settings])
     return events
 
 
 class _CellReads(NamedTuple):
-    """The files that a cell read, as recorded or measured."""
+    """The names of the files that a cell read, and whether this list is complete."""
 
     names: tuple[str, ...]
     complete: bool
 
 
 def project_modules(version: StudyVersion) -> frozenset[str]:
-    """Return the names under which a version may import modules of its project."""
+    """Return the names of modules and packages that a version may import from its project's files."""
     names: set[str] = set()
     for name in version.files:
         if name.endswith(".py") and name != version.program:
@@ -422,12 +426,15 @@ def project_modules(version: StudyVersion) -> frozenset[str]:
 
 
 def _may_read(cell: StudyCell, modules: frozenset[str]) -> bool:
-    """Return True if a cell may read files: it does more than define, or imports a module of the project."""
+    """Return True if a cell may read files.
+
+    Only a cell that just imports and defines cannot, unless it imports one of the project's `modules`.
+    """
     return not only_defines(cell.text) or not modules.isdisjoint(imported_modules(cell.text))
 
 
 def _first_from(may_read: Sequence[bool], start: int) -> int:
-    """Return the index of the first cell, from `start` on, that may read files; of the last cell if none may."""
+    """Return the index of the first cell at or after `start` that may read files; the last cell's if there is none."""
     return next((i for i in range(start, len(may_read)) if may_read[i]), len(may_read) - 1)
 
 
@@ -439,10 +446,13 @@ def _first_reader(
     *,
     absent: bool,
 ) -> int | None:
-    """Return the index of the first cell that may read a file, or None if no cell does."""
+    """Return the index of the first cell that may read the file `name`, or None if no cell reads it.
+
+    `absent_in_some` says that some version lacks the file, `absent` that this version does.
+    """
     names = {name, f"{name.rpartition('/')[0]}/"}
     if absent_in_some and name.endswith(".py"):
-        # a search for modules in one of these folders would have found the file
+        # a cell that searched one of these folders for modules depends on whether the file exists
         above = [str(folder) for folder in Path(name).parents]
         names |= {"*.py" if folder == "." else f"{folder}/*.py" for folder in above}
     unmeasured = len(reads)
@@ -455,15 +465,15 @@ def _first_reader(
             return i
     if unmeasured < len(reads):
         return unmeasured
-    # no cell read the file as far as known, but if reads are incomplete, a library may have read it
+    # no cell is known to have read the file, but if a list of reads is incomplete, a library may have read it
     all_complete = all(cell_reads is not None and cell_reads.complete for cell_reads in reads)
     return None if absent or all_complete else 0
 
 
 def same_inputs(a: StudyVersion, b: StudyVersion, reads: Sequence[str]) -> bool:
-    """Return True if the files in `reads`, which a cell of one version read, are equal in both versions.
+    """Return True if the files `reads`, which a cell of one version read, are equal in both versions.
 
-    `reads` may name folders that were listed (`data/`), and folders in which Python looked for modules (`*.py`).
+    `reads` may contain folders that the cell listed (`data/`), and folders that Python searched for modules (`*.py`).
     """
     if a.files is b.files and a.program == b.program and a.cells == b.cells:
         return True
@@ -478,7 +488,10 @@ def same_inputs(a: StudyVersion, b: StudyVersion, reads: Sequence[str]) -> bool:
 
 
 def _listing(version: StudyVersion, name: str, programs: set[str]) -> list[Any]:
-    """Return the files of a version in a folder, without `programs`: names only for `*.py`, else with contents."""
+    """Return the sorted files of a version directly in a folder, without `programs`.
+
+    For a `name` that ends with `*.py`, return the names of the Python files, else (name, content id) of all files.
+    """
     folder = Path(name.removesuffix("*.py").removesuffix("/"))
     folder_names = [
         each for each in version.files if Path(each).parent == folder and each not in programs
@@ -489,7 +502,7 @@ def _listing(version: StudyVersion, name: str, programs: set[str]) -> list[Any]:
 
 
 def _bytes_of(version: StudyVersion, name: str) -> str:
-    """Return a text that identifies the content of a file in a version, or '' if the version lacks the file."""
+    """Return a text that identifies the content of the file `name` in a version; '' if the version lacks the file."""
     ref = version.files.get(name)
     if ref is not None and ref.digest:
         return ref.digest
@@ -499,7 +512,7 @@ def _bytes_of(version: StudyVersion, name: str) -> str:
 
 
 def tree_to_json(tree: ExecutionTree) -> dict[str, Any]:
-    """Return the tree as plain data, in under 100 bytes per node."""
+    """Return an execution tree as data for JSON, in under 100 bytes per node."""
     plan = tree.tree
     return {
         "format": 1,
@@ -522,7 +535,7 @@ def tree_to_json(tree: ExecutionTree) -> dict[str, Any]:
 
 
 def without_versions(tree: ExecutionTree, names: Sequence[str]) -> ExecutionTree:
-    """Return the tree without the named versions."""
+    """Return the execution tree without the versions `names`."""
     versions = tuple(v for v in tree.study.versions if v.name not in names)
     rows = [[tree.tree.cells[n] for n in tree.paths[v.name]] for v in versions]
     chains = [[tree.nodes[n].chain for n in tree.paths[v.name]] for v in versions]

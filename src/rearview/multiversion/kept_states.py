@@ -1,4 +1,4 @@
-"""Keep the states between cells for later restores: as forked processes that wait, or as namespaces in files."""
+"""Keep states between cells for later restores: as forked processes that wait, or as files with the variables."""
 
 from __future__ import annotations
 
@@ -13,50 +13,50 @@ from rearview.multiversion.study import StudyVersion
 from rearview.multiversion.work_folder import WorkFolders, remove_folder
 
 FORMAT = 2
-"""Format of a stored state; states of other formats are not used."""
+"""Number of the file format of a stored state; states with other numbers are not used."""
 SAVING = 600.0
-"""Seconds within which a namespace must be saved or loaded."""
+"""Seconds within which a cell process must save or load the variables of a program."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkPlace:
-    """The work folder of a cell process, and the file path at which the process sees this folder."""
+    """The work folder of a cell process, and the file path at which this folder is mounted for the process."""
 
     folder: Path
     mount: Path | None
-    """File path at which the process sees the folder; None if the process uses `folder` itself."""
+    """File path at which `folder` is mounted for the process; None if the process uses `folder` itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptState:
-    """The result of keeping a state: the process that runs the next cells, and the bytes that the state takes."""
+    """The process that runs the next cells after a state was kept, and the size of this state in bytes."""
 
     process: CellHandle
     size: int
 
 
 class StateStore(Protocol):
-    """Keeps and restores states between cells; the number of its node in the tree identifies a state."""
+    """Keeps and restores states between cells. A state is identified by the tree node of the cell before it."""
 
     def keep(self, node: int, process: CellHandle, place: WorkPlace) -> KeptState | str:
-        """Keep the state of a process; return the reason if this is impossible."""
+        """Keep the state of `process` in `place` as that of `node`; return the reason as text if that fails."""
         ...
 
     def restore(self, node: int, version: StudyVersion, place: WorkPlace) -> CellHandle | str:
-        """Return a process with a kept state, in `place`; return the reason if this is impossible."""
+        """Return a process in `place` with the state kept for `node`, or the reason as text if that fails."""
         ...
 
     def evict(self, node: int) -> None:
-        """Delete a state."""
+        """Delete the state kept for `node`."""
         ...
 
     def used(self) -> int:
-        """Return the bytes that all kept states take, measured now."""
+        """Measure and return the total size in bytes of all kept states."""
         ...
 
 
 class ForkedStates:
-    """Keeps each state as a process that waits: a fork keeps the whole process state within milliseconds."""
+    """Keeps each state as a waiting process; a fork takes milliseconds and copies the whole state of a process."""
 
     def __init__(self, processes: CellProcesses, folders: WorkFolders) -> None:
         self._processes = processes
@@ -64,10 +64,10 @@ class ForkedStates:
         self._waiting: dict[int, tuple[CellHandle, Path]] = {}
 
     def keep(self, node: int, process: CellHandle, place: WorkPlace) -> KeptState | str:
-        """Fork: `process` waits and keeps the state, its child continues in the same folder."""
+        """Fork `process`: it waits with the state, and the returned child runs the next cells in the same folder."""
         image = self._folders.keep_image(f"forked-{node}", place.folder)
         try:
-            # the child uses the folder and the mount of its parent, which runs no more cells
+            # the child can use its parent's folder and mount, because the parent runs no more cells
             child = self._processes.fork(process, place.folder, None, first=True)
         except ProcessDied as exc:
             child = str(exc)
@@ -78,7 +78,7 @@ class ForkedStates:
         return KeptState(child, process.memory()[1])
 
     def restore(self, node: int, version: StudyVersion, place: WorkPlace) -> CellHandle | str:  # noqa: ARG002
-        """Fork the process that keeps the state, in a copy of its folder."""
+        """Fork the process that waits with the state of `node`; the child works in a copy of the kept work folder."""
         waiting = self._waiting.get(node)
         if waiting is None:
             return "it was evicted"
@@ -91,22 +91,22 @@ class ForkedStates:
             return str(exc)
 
     def evict(self, node: int) -> None:
-        """Kill the process that keeps the state, and remove the copy of its folder."""
+        """Kill the process that waits with the state of `node`, and remove the copy of its work folder."""
         if node in self._waiting:
             process, image = self._waiting.pop(node)
             process.kill()
             remove_folder(image)
 
     def used(self) -> int:
-        """Return the proportional set size of all waiting processes together: a shared page counts once."""
+        """Return the memory of all waiting processes in bytes; a page that several processes share counts once."""
         return sum(process.memory()[0] for process, _ in self._waiting.values())
 
 
 def stored_size(store: Path, name: str) -> int | None:
-    """Return the bytes of a state that an earlier replay stored, or None if it cannot be used.
+    """Return the size in bytes of the state `name` that an earlier replay stored, or None if it cannot be used.
 
-    A state cannot be used if it is incomplete, or if a file outside the project on which it depends (data,
-    modules, installed packages) has changed since.
+    A state cannot be used if it is incomplete, or if it depends on a file outside the project (data, modules,
+    installed packages) that has changed since.
     """
     try:
         facts = json.loads((store / name / "complete.json").read_text())
@@ -122,7 +122,7 @@ def stored_size(store: Path, name: str) -> int | None:
 
 
 class StoredStates:
-    """Keeps each state as a file with the namespace: it survives a crash, and a later replay can load it."""
+    """Keeps each state as a file with the program's variables, which later replays can load, even after a crash."""
 
     def __init__(self, processes: CellProcesses, folders: WorkFolders, store: Path) -> None:
         self._processes = processes
@@ -131,14 +131,14 @@ class StoredStates:
         self._names: dict[int, str] = {}
 
     def set_name(self, node: int, name: str) -> None:
-        """Set the name under which the state of a node is stored."""
+        """Set the name of the folder in which the state of `node` is stored."""
         self._names[node] = name
 
     def _folder(self, node: int) -> Path:
         return self._store / self._names[node]
 
     def keep(self, node: int, process: CellHandle, place: WorkPlace) -> KeptState | str:
-        """Save the namespace and a copy of the work folder; the process continues."""
+        """Save the variables of `process` and a copy of the work folder; the same process runs the next cells."""
         folder = self._folder(node)
         remove_folder(folder)
         folder.mkdir(parents=True)
@@ -164,7 +164,7 @@ class StoredStates:
         return KeptState(process, size)
 
     def restore(self, node: int, version: StudyVersion, place: WorkPlace) -> CellHandle | str:
-        """Load the namespace into a fresh process."""
+        """Start a new process in `place`, load the stored variables of `node` into it, and return it."""
         folder = self._folder(node)
         try:
             facts = json.loads((folder / "complete.json").read_text())
@@ -183,11 +183,11 @@ class StoredStates:
         return process
 
     def evict(self, node: int) -> None:
-        """Remove the files of a state."""
+        """Remove the stored files of the state of `node`."""
         remove_folder(self._folder(node))
 
     def used(self) -> int:
-        """Return the bytes of all stored namespaces of this replay."""
+        """Return the total size in bytes of the files with variables that this replay has stored or can load."""
         return sum(
             file.stat().st_size
             for node in self._names

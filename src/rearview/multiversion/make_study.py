@@ -48,27 +48,27 @@ MACHINE_VARIABLES = (
         "LOGNAME",
     ),
 )
-"""Beginnings of the names of environment variables for which a replay uses the values of this machine."""
+"""Prefixes of the names of environment variables that a replay takes from this machine, not from the run."""
 EXECUTED = "executed.ipynb"
-"""Name of the file, in a run's folder, that contains the executed notebook with its outputs."""
+"""Name of the file in a run's folder with the executed notebook and its outputs."""
 MOST_RUNS = 500
-"""Number of newest runs from which the costs of cells are read."""
+"""Largest number of runs, the newest ones, from which the costs of cells are read."""
 LEAST_STATE = 1 << 20
-"""Smallest size, in bytes, that is assumed for the state after a cell."""
+"""Lower limit, in bytes, for the assumed size of the state after a cell."""
 READ_BY_LIBRARIES = (
     *(".parquet", ".feather", ".arrow", ".h5", ".hdf5", ".nc", ".safetensors", ".npy", ".npz"),
     *(".csv", ".tsv", ".duckdb", ".db", ".sqlite", ".png", ".jpg", ".jpeg", ".tif", ".tiff"),
 )
-"""Suffixes of files that libraries read in C, unseen by Python: these files always count as inputs of a run."""
+"""Suffixes of files that always count as inputs of a run: libraries read them in C, which Python cannot observe."""
 
 
 PROGRAMS = (".py", ".ipynb")
-"""Suffixes of files that can be versions."""
+"""Suffixes of files that can be programs of a study."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedStudy:
-    """A study with the contents of its programs, its measurements, and the folders that a replay uses."""
+    """A study with the contents of its programs, measurements of its cells, and the folders that a replay uses."""
 
     study: Study
     programs: Mapping[str, bytes]
@@ -76,13 +76,13 @@ class OpenedStudy:
     store: Path | None
     title: str
     author_folder: Path | None = None
-    """The author's folder, or None if there is none on this machine."""
+    """The author's folder; None if it does not exist on this machine."""
     contents: Path | None = None
-    """Temporary folder with the contents of a package, or None if the study is not from a package."""
+    """Temporary folder with the contents of a study package; None if the study does not come from a package."""
 
 
 def names_programs(words: Sequence[str]) -> bool:
-    """Return True if one of the command line's words names a package, a program or an RO-Crate folder, not a run."""
+    """Return True if one of the arguments `words` names a study package, a program or an RO-Crate folder, not a run."""
     return any(
         word.endswith((".rvz", *PROGRAMS)) or (Path(word) / "ro-crate-metadata.json").is_file()
         for word in words
@@ -90,7 +90,7 @@ def names_programs(words: Sequence[str]) -> bool:
 
 
 def open_programs(words: Sequence[str]) -> OpenedStudy:
-    """Open scripts and notebooks, or the programs of an RO-Crate folder, as the versions of a study."""
+    """Open the scripts and notebooks `words`, or the programs of an RO-Crate folder, as the versions of a study."""
     title = ""
     if Path(words[0]).is_dir():
         root = Path(words[0]).absolute()
@@ -108,7 +108,7 @@ def open_programs(words: Sequence[str]) -> OpenedStudy:
 
 
 def open_runs(project: Project, runs: Sequence[Run]) -> OpenedStudy:
-    """Open recorded runs as the versions of a study."""
+    """Open the recorded runs `runs` as the versions of a study."""
     study = study_from_runs(project, runs)
     versions = Versions(project, Settings.read(project.store))
     source = {run.name or run.id: run.version for run in runs}
@@ -133,13 +133,13 @@ def _open_study(
 
 
 def _learn_from_runs(project: Project, measurements: Measurements) -> None:
-    """Add the costs and inputs of cells in recorded runs to `measurements`, for cells that no replay has measured."""
+    """Add costs and read files from recorded runs to `measurements`, for cells that no replay has measured."""
     runs = Runs(project)
     for run in sorted(runs.ids())[-MOST_RUNS:]:
         chain = ""
         for number, cell in enumerate(read_cells(runs.folder(run)), 1):
             if cell.cell != number:
-                break  # a resumed run skips cells, so the code before the later cells is not known
+                break  # a resumed run has skipped cells, so the code that ran before this cell is not known
             chain = chain_of(chain, cell.code)
             if not any(event[0] in {"unseen", "more"} for event in cell.events):
                 size = max(LEAST_STATE, cell.size - cell.before)
@@ -150,7 +150,7 @@ def _learn_from_runs(project: Project, measurements: Measurements) -> None:
 
 
 def study_from_runs(project: Project, runs: Sequence[Run]) -> Study:
-    """Return the study whose versions are the given runs; raise if there are no runs."""
+    """Return the study with one version for each of `runs`; raise if there are no runs."""
     if not runs:
         raise UsageError(
             f"{project.root} has no runs yet. Record one with `rearview run`.", slug="no-runs"
@@ -219,7 +219,7 @@ def _version_of_run(
 
 
 def _executed_cells(folder: Path, cells: tuple[StudyCell, ...]) -> tuple[StudyCell, ...] | None:
-    """Return the cells with the outputs that the run displayed, or None if the outputs were not stored."""
+    """Return `cells` with the outputs that the run in `folder` displayed, or None if they were not stored."""
     try:
         executed = program_cells((folder / EXECUTED).read_bytes(), EXECUTED)
     except (OSError, SourceError):
@@ -231,13 +231,13 @@ def _executed_cells(folder: Path, cells: tuple[StudyCell, ...]) -> tuple[StudyCe
 def _with_lineage(
     folder: Path, cells: tuple[StudyCell, ...], project: Project
 ) -> tuple[StudyCell, ...]:
-    """Return the cells with the seconds, sizes, reads and inputs that the run recorded.
+    """Return `cells` with the seconds, sizes, read files and lineages that the run in `folder` recorded.
 
-    From the first cell on that has no record, or whose record is about different code, cells are unchanged.
+    Cells are unchanged from the first cell that has no complete record, or whose record is about different code.
     """
     recorded: dict[int, CellLineage] = {}
     for line in read_cells(folder):
-        # a resumed run has several records of a cell: use the first
+        # a resumed run may have recorded a cell several times: use the first record
         recorded.setdefault(line.cell, line)
     cells_with_lineage: list[StudyCell] = []
     for number, cell in enumerate(cells, 1):
@@ -271,20 +271,23 @@ def _has_statements(text: str) -> bool:
 
 
 def _empty_lineage(number: int, earlier_cells: Sequence[StudyCell]) -> CellLineage:
-    """Return the lineage of a cell without statements."""
+    """Return a lineage for a cell without statements, which leaves the state of the previous cell unchanged."""
     last = earlier_cells[-1].lineage if earlier_cells else None
     return CellLineage(number, "", (), last.lineage if last else "", 0.0, last.size if last else 0)
 
 
 def _is_input(event: Event) -> bool:
-    """Return False for environment variables of the machine, and for reads of the clock."""
+    """Return True if a recorded event is an input for a study: no variable of the machine, no read of the clock."""
     if event[0] == "environment":
         return not event[1].startswith(MACHINE_VARIABLES)
     return event[0] != "clock"
 
 
 def _project_files_read(events: Sequence[Event], root: str) -> tuple[str, ...]:
-    """Return the files of the project that are inputs among the recorded events; a module may be one of two files."""
+    """Return the paths, relative to `root`, of the project's files that recorded events name.
+
+    For a module, both files that may contain it are returned: `name.py` and `name/__init__.py`.
+    """
     names: set[str] = set()
     for kind, name, *_ in events:
         if kind == "file":
@@ -322,7 +325,7 @@ def _files_of_run(project: Project, run: Run, sources: dict[str, bytes]) -> dict
         try:
             name = path_now.relative_to(root).as_posix()
         except ValueError:
-            continue  # a file outside the project is read where it is
+            continue  # a replay reads a file outside the project at its original path
         if name in files:
             continue
         is_same = path_now.is_file() and fingerprint(path_now)[2] == digest
@@ -337,9 +340,10 @@ def _files_of_run(project: Project, run: Run, sources: dict[str, bytes]) -> dict
 def _with_estimated_costs(
     project: Project, run: Run, cells: tuple[StudyCell, ...]
 ) -> tuple[StudyCell, ...]:
-    """Return the cells with seconds and sizes, estimated from the measurements of the run.
+    """Return `cells` with seconds and state sizes, estimated from the measurements of the whole run.
 
-    Imports and loops were measured; the remaining time of the run is divided equally among the other cells.
+    Imports and loops were measured; the remaining time of the run is divided equally among the other cells. Each
+    cell gets the size of the run's largest checkpoint.
     """
     end = run.end
     total = end.seconds

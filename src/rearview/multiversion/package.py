@@ -1,8 +1,9 @@
-"""Write a study into a package (one file for another person, without checkpoints), and read packages.
+"""Write a study into a study package, and read study packages.
 
-An `.rvz` file is a ZIP archive with `manifest.json`, `ro-crate-metadata.json` and `objects/<sha256>`, which
-stores each content once. A package may come from anyone: its names, sizes and hashes are checked while it is
-read; nothing in it is unpickled, linked or run.
+A study package ("package" in this module) is one file with which another person can replay the study; it
+contains no checkpoints. It is an `.rvz` file: a ZIP archive with `manifest.json`, `ro-crate-metadata.json` and `objects/<sha256>`, where
+files with equal content are stored once. A package may come from anyone: its names, sizes and hashes are
+checked while it is read; nothing in it is unpickled, linked or run.
 """
 
 from __future__ import annotations
@@ -52,18 +53,18 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 CRATE = "ro-crate-metadata.json"
 EMBED_LIMIT = 200 << 20
-"""Size in bytes up to which files are stored in a package; a larger file is listed with name and hash only."""
+"""Size in bytes up to which a file is stored in a study package; a larger file is listed with name and hash."""
 MOST_ENTRIES = 100_000
 MOST_MANIFEST = 64 << 20
-"""Largest manifest that is read, in bytes."""
+"""Size of `manifest.json`, in bytes, above which a study package is refused."""
 MOST_BYTES = 50 << 30
-"""Largest size of the unpacked contents, in bytes."""
+"""Size of the unpacked contents, in bytes, above which a study package is refused."""
 MOST_DIRECTORY = 32 << 20
-"""Largest table of contents of the archive that is read, in bytes."""
+"""Size of the archive's table of contents, in bytes, above which a study package is refused."""
 MOST_SECONDS, MOST_SIZE = 1e9, 1 << 60
-"""Largest seconds and bytes of a cell that are taken from a package; larger values are cut to these."""
+"""Upper limits for the seconds and bytes of a cell that a study package states; larger values are replaced."""
 MOST_RATIO = 300
-"""Largest ratio of unpacked to packed size; `pack` does not compress files that would exceed it."""
+"""Ratio of unpacked to packed size of a file above which a study package is refused; `pack` stays below it."""
 _OBJECT = re.compile(r"objects/([0-9a-f]{64})")
 _CHUNK = 1 << 20
 Measured = list[tuple[CellFacts | None, tuple[dict[str, Any], ...] | None]]
@@ -71,15 +72,15 @@ Measured = list[tuple[CellFacts | None, tuple[dict[str, Any], ...] | None]]
 
 @dataclass(frozen=True, slots=True)
 class PackResult:
-    """Facts about a package that `pack` wrote."""
+    """Counts and sizes of a study package that `pack` wrote."""
 
     file: Path
     versions: int
     files: int
     embedded: int
-    """Bytes of the contents, before compression."""
+    """Size of the contents before compression, in bytes."""
     referenced: tuple[str, ...]
-    """Files that are in the package with name and hash only."""
+    """Names of files whose hash is in the package and whose content is not."""
     size: int
 
 
@@ -92,7 +93,10 @@ def pack(
     embed: int = EMBED_LIMIT,
     title: str = "",
 ) -> PackResult:
-    """Write a study to a package; the file appears only when it is complete."""
+    """Write `study` into the study package `file`, which appears only when it is complete.
+
+    Files larger than `embed` bytes are listed with name and hash only.
+    """
     tree = build_tree(study, measurements)
     contents: dict[str, Path | bytes] = {}
     referenced: dict[str, None] = {}
@@ -133,9 +137,10 @@ def pack(
 
 
 def _needed_files(version: StudyVersion, measured: Measured) -> dict[str, FileRef]:
-    """Return the files that a version may need; all files if it is unknown what one of its cells read.
+    """Return file path -> file for the files that a version may need.
 
-    These are the files that cells read, all Python files, and all files that a library may have read unseen.
+    These are the files that its cells read, all Python files, and all files that a library may have read in C. If it
+    is unknown which files a cell read, all files of the version are returned.
     """
     reads: set[str] = set()
     for cell, (facts, _) in zip(version.cells, measured, strict=True):
@@ -152,7 +157,7 @@ def _needed_files(version: StudyVersion, measured: Measured) -> dict[str, FileRe
         or (folders and name.startswith(folders))
         or (version.inputs is not None and name in version.inputs)
         or Path(name).name in {"LICENSE", "README.md", "requirements.txt"}
-        # data: a library may have read it in C, which was not recorded
+        # a data file: a library may have read it in C, which is not recorded
         or not name.endswith((".py", ".ipynb", ".md", ".txt", ".log"))
     }
 
@@ -192,7 +197,7 @@ def _packed_version(
 
 
 def _outputs_of_run(version: StudyVersion, program: bytes) -> bytes:
-    """Return the outputs of a notebook's cells in JSON, or empty bytes if the notebook file contains these outputs."""
+    """Return the outputs of a notebook's cells in JSON; b"" for a script, or if `program` contains these outputs."""
     if not version.notebook:
         return b""
     outputs = [cell.outputs for cell in version.cells]
@@ -228,18 +233,21 @@ def _write(file: Path, manifest: Manifest, contents: Mapping[str, Path | bytes])
 
 
 def _compression(file: Path) -> int:
-    """Return the compression for a file; a file that readers would take for a ZIP bomb is stored uncompressed."""
+    """Return the ZIP compression for a file.
+
+    A file that compresses extremely well is stored uncompressed: readers would refuse it as a ZIP bomb.
+    """
     with file.open("rb") as stream:
         sample = stream.read(_CHUNK)
     is_normal_ratio = len(sample) < 100 * len(zlib.compress(sample, 6))
     return zipfile.ZIP_DEFLATED if is_normal_ratio else zipfile.ZIP_STORED
 
 
-# The remaining code reads packages, which may come from anyone.
+# The code below reads packages, which may come from anyone.
 
 
 class PackageReader:
-    """An open package whose manifest was checked; `extract` writes its contents to a folder."""
+    """An open study package whose manifest was checked; `extract` writes its contents to a folder."""
 
     def __init__(self, file: Path, *, most_bytes: int = MOST_BYTES) -> None:
         self.file = file
@@ -256,7 +264,7 @@ class PackageReader:
         self.manifest = self._read_manifest()
 
     def close(self) -> None:
-        """Close the package's file."""
+        """Close the file of the study package."""
         self._archive.close()
 
     def _checked_entries(self) -> dict[str, zipfile.ZipInfo]:
@@ -378,7 +386,7 @@ class PackageReader:
             )
 
     def _chunks(self, info: zipfile.ZipInfo) -> Iterator[bytes]:
-        """Yield the content of an entry in chunks; raise if its size differs from its header."""
+        """Yield the content of the archive entry `info` in chunks; raise if the size differs from the entry's header."""
         bytes_read = 0
         try:
             with self._archive.open(info) as stream:
@@ -392,7 +400,7 @@ class PackageReader:
             raise _refusal(
                 self.file, f"{info.filename!r} is damaged ({exc})", slug="package-damaged"
             ) from exc
-        except Exception as exc:  # zlib.error has no public base
+        except Exception as exc:  # `zlib.error` is no subclass of the classes above
             if isinstance(exc, RearviewError):
                 raise
             raise _refusal(
@@ -406,7 +414,7 @@ class PackageReader:
             )
 
     def content(self, digest: str) -> bytes:
-        """Return the content with this hash; raise if the content was changed."""
+        """Return the content stored with the sha256 `digest`; raise if its actual hash differs."""
         data = b"".join(self._chunks(self._entries[f"objects/{digest}"]))
         if hashlib.sha256(data).hexdigest() != digest:
             raise _refusal(self.file, f"content {digest[:12]} was changed", slug="package-damaged")
@@ -415,10 +423,10 @@ class PackageReader:
     def extract(
         self, folder: Path, *, data: Sequence[Path] = (), only: Sequence[str] = ()
     ) -> tuple[Study, dict[str, bytes]]:
-        """Write the contents to an empty folder; return the study and its programs.
+        """Write the contents to the empty `folder`; return (study, name of a version -> content of its program).
 
-        Files that are not in the package are looked up by their file path in each of the folders `data`; a file
-        with a different hash is not used.
+        `only` are the names of the versions to extract; all if it is empty. A file that the package lists without its
+        content is looked up by its relative path in each of the folders `data`, and used only if its hash is the same.
         """
         folder.mkdir(parents=True, exist_ok=True)
         versions: list[StudyVersion] = []
@@ -472,7 +480,7 @@ class PackageReader:
         return (study.select_versions(only) if only else study), programs
 
     def _with_outputs(self, cells: tuple[StudyCell, ...], digest: str) -> tuple[StudyCell, ...]:
-        """Return the cells with the outputs of the author's run, which the package stores as the content `digest`."""
+        """Return `cells` with the outputs of the author's run, which the package stores with the sha256 `digest`."""
         data = self.content(digest)
         try:
             outputs = msgspec.json.decode(data, type=list[tuple[dict[str, Any], ...] | None])
@@ -520,12 +528,12 @@ class PackageReader:
 
 
 def _bounded(value: float, largest: float) -> float:
-    """Return a cost from a package, cut to 0 … `largest`: the planner cannot work with absurd numbers."""
+    """Return `value`, limited to the range 0 to `largest`: the planner cannot work with absurd costs."""
     return min(max(0.0, value), largest)
 
 
 def _directory_size(file: Path) -> int:
-    """Return the bytes of the table of contents of a ZIP file, as its end record states them; 0 without an end record.
+    """Return the size in bytes that the end record of a ZIP file states for the table of contents; 0 if unreadable.
 
     Python reads the whole table into memory, some hundred bytes per entry, before the entries can be counted.
     """
@@ -552,12 +560,12 @@ class _Format(msgspec.Struct):
 
 
 def is_package(file: Path) -> bool:
-    """Return True if a file is named like a package."""
+    """Return True if the name of `file` has the suffix of a study package (`.rvz`)."""
     return file.suffix == ".rvz"
 
 
 def open_package(file: Path, *, most_bytes: int = MOST_BYTES) -> PackageReader:
-    """Open a package; raise if it does not exist, is damaged or is unsafe."""
+    """Open the study package `file`; raise if it does not exist, is damaged or is unsafe."""
     if not file.is_file():
         raise UsageError(f"There is no package {file}.", slug="no-file")
     return PackageReader(file, most_bytes=most_bytes)

@@ -1,7 +1,7 @@
-"""The metadata of a package: manifest, RO-Crate description, and the environment, which can be recreated.
+"""The metadata of a study package: manifest, RO-Crate description, and environment, which can be recreated.
 
-RO-Crate is an exchange format for research data. A package contains such metadata about itself, and a folder
-with such metadata can be opened as a study.
+RO-Crate is an exchange format for research data. A study package contains RO-Crate metadata about itself, and a
+folder with RO-Crate metadata can be opened as a study.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rearview.source.cells import imported_modules
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?")
 _VERSION = re.compile(r"[0-9][A-Za-z0-9.!_-]{0,60}")
 TOOLS, NOTEBOOK_TOOLS = ("cloudpickle",), ("ipython", "matplotlib-inline")
-"""Distributions that every cell process needs besides those of the study, and distributions that notebooks need."""
+"""Distributions that cell processes need in addition to those of the study: always, and only for notebooks."""
 
 
 class PackageEnvironment(msgspec.Struct, frozen=True):
@@ -37,11 +37,11 @@ class PackageEnvironment(msgspec.Struct, frozen=True):
     python: str
     system: str = ""
     packages: dict[str, str] = {}
-    """Distribution -> version."""
+    """Name of an installed distribution -> its version."""
 
 
 class PackedFile(msgspec.Struct, frozen=True):
-    """A file of a version."""
+    """A file of a version, as `manifest.json` lists it; `embedded` says whether the package contains its content."""
 
     sha256: str
     size: int
@@ -49,23 +49,23 @@ class PackedFile(msgspec.Struct, frozen=True):
 
 
 class PackedCell(msgspec.Struct, frozen=True):
-    """A cell with its measurements on the author's machine."""
+    """A cell, as `manifest.json` lists it, with its measurements on the author's machine."""
 
     code: str
     seconds: float | None = None
     size: int | None = None
     reads: tuple[str, ...] | None = None
     outputs: tuple[dict[str, Any], ...] | None = None
-    """Outputs of a script's cell; a notebook file contains its outputs already."""
+    """Outputs of a script's cell; None for a cell of a notebook, whose file contains the outputs."""
 
 
 class PackedVersion(msgspec.Struct, frozen=True):
-    """A version of the study."""
+    """A version of the study, as `manifest.json` lists it."""
 
     name: str
     program: str
     source: str
-    """sha256 of the program."""
+    """sha256 of the program's content."""
     notebook: bool = False
     cwd: str = ""
     argv: tuple[str, ...] = ()
@@ -76,8 +76,8 @@ class PackedVersion(msgspec.Struct, frozen=True):
     run: str = ""
     cells: tuple[PackedCell, ...] = ()
     outputs: str = ""
-    """sha256 of the content with the outputs of a notebook's recorded run, in JSON; empty if the notebook file
-    contains these outputs."""
+    """sha256 of the JSON with the outputs of a notebook's recorded run; empty for a script, or if the notebook
+    file contains these outputs."""
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -92,7 +92,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 def describe_environment(texts: Iterable[str]) -> PackageEnvironment:
-    """Return the environment of this process, with the packages that the programs in `texts` import."""
+    """Return interpreter and system of this process, and the packages that the Python sources `texts` import."""
     providers = metadata.packages_distributions()
     packages: dict[str, str] = {}
     for module in sorted({name for text in texts for name in imported_modules(text)}):
@@ -106,7 +106,7 @@ def describe_environment(texts: Iterable[str]) -> PackageEnvironment:
 
 
 def differences(environment: PackageEnvironment) -> list[str]:
-    """Return a phrase for each difference between an environment and that of this process."""
+    """Return a phrase for each difference between `environment` and the environment of this process."""
     phrases = []
     if platform.python_version_tuple()[:2] != tuple(environment.python.split(".")[:2]):
         phrases.append(f"Python is {platform.python_version()} here, {environment.python} there")
@@ -122,7 +122,7 @@ def differences(environment: PackageEnvironment) -> list[str]:
 
 
 def requirements(environment: PackageEnvironment) -> list[str]:
-    """Return the packages of an environment as pinned requirements; raise if a name or version has an unusual form.
+    """Return the packages of an environment as lines `name==version`; raise if one of them has an unusual form.
 
     >>> requirements(PackageEnvironment("3.12", "", {"numpy": "2.1.0+cpu"}))
     ['numpy==2.1.0']
@@ -141,7 +141,7 @@ def requirements(environment: PackageEnvironment) -> list[str]:
 
 
 def own_requirements() -> list[str]:
-    """Return the requirements of Rearview, which a fresh environment needs if a program imports Rearview."""
+    """Return the distributions that Rearview requires: a new environment needs them if a program imports Rearview."""
     try:
         lines = metadata.requires("rearview") or ()
     except metadata.PackageNotFoundError:
@@ -152,9 +152,10 @@ def own_requirements() -> list[str]:
 def fresh_environment(
     folder: Path, environment: PackageEnvironment, *, tools: Sequence[str], log: Path
 ) -> str:
-    """Create a virtual environment with the packages of a study and the given `tools`; return its interpreter.
+    """Create a virtual environment in `folder`; return the path of its interpreter.
 
-    Only wheels are installed, because building a source distribution would run its code.
+    It contains the packages of `environment` and the distributions `tools`. The output of pip is appended to `log`.
+    Only wheels are installed, because building a source distribution would run the distribution's code.
     """
     minor_version = ".".join(environment.python.split(".")[:2])
     interpreter = sys.executable
@@ -191,7 +192,7 @@ _PROGRAMS = {"SoftwareSourceCode", "ComputationalWorkflow", "SoftwareApplication
 
 
 def crate_of(manifest: Manifest) -> dict[str, Any]:
-    """Return the RO-Crate 1.1 metadata of a package."""
+    """Return the RO-Crate 1.1 metadata of the study package with this manifest, as a dict for JSON."""
     day = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(manifest.created))
     files: dict[str, dict[str, Any]] = {}
     actions: list[dict[str, Any]] = []
@@ -265,7 +266,7 @@ def crate_of(manifest: Manifest) -> dict[str, Any]:
 
 
 def study_from_crate(folder: Path) -> tuple[Study, str]:
-    """Return the study and the title of an RO-Crate folder; each of its programs is a version."""
+    """Return (study, title) of an RO-Crate folder; each script and notebook in its metadata becomes a version."""
     file = folder / "ro-crate-metadata.json"
     try:
         document = json.loads(file.read_text("utf-8"))

@@ -1,4 +1,4 @@
-"""Show execution trees, plans and results of replays to people: as text, JSON, SVG, and one HTML page."""
+"""Show execution trees, plans and results of replays as text, JSON, SVG or one HTML page."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rearview.multiversion.replay_study import StudyPlan, StudyReport, VersionRe
 from rearview.plan.versions.tree import START
 
 MOST_IMAGE = 4 << 20
-"""Largest image that the HTML page contains, in base64 characters."""
+"""Length, in base64 characters, up to which an image is shown in the HTML page."""
 _MARKS = {OutputMatch.SAME: "=", OutputMatch.DIFFERENT: "!", OutputMatch.NOT_COMPARABLE: "?"}
 
 
 def tree_lines(tree: ExecutionTree) -> list[str]:
-    """Return a tree as lines of text: one line per cell, branches indented."""
+    """Return an execution tree as lines of text: one line per cell, with branches indented."""
     plan = tree.tree
     ends: dict[int, list[str]] = {}
     for version, end in zip(tree.study.versions, plan.versions, strict=True):
@@ -44,12 +44,12 @@ def tree_lines(tree: ExecutionTree) -> list[str]:
 
 
 def _escaped(text: str) -> str:
-    """Return a text escaped for HTML and SVG; characters that XML does not allow become question marks."""
+    """Return `text` escaped for HTML and SVG; characters that XML does not allow become question marks."""
     return html.escape("".join(c if c.isprintable() or c in "\n\t " else "?" for c in text))
 
 
 def tree_svg(tree: ExecutionTree) -> str:
-    """Return a tree as SVG: a wider bar is a slower cell; the name of a version is at its last cell."""
+    """Return an execution tree as SVG; slower cells have wider bars, and each last cell shows its version's name."""
     plan = tree.tree
     rows: dict[int, float] = {}
     next_row = 0
@@ -103,7 +103,7 @@ def tree_svg(tree: ExecutionTree) -> str:
 
 
 def depth_first(tree: ExecutionTree) -> list[int]:
-    """Return the nodes in the order in which `tree_lines` shows them."""
+    """Return the indices of all nodes in the order in which `tree_lines` shows them."""
     nodes: list[int] = []
     stack = list(reversed(tree.tree.roots))
     while stack:
@@ -114,7 +114,7 @@ def depth_first(tree: ExecutionTree) -> list[int]:
 
 
 def plan_lines(plan: StudyPlan, *, cache: float, workers: int) -> list[str]:
-    """Return a plan as lines of text, with the seconds that no order of the replay can undercut."""
+    """Return a plan as lines of text: its planned time, and a lower bound for the time of any order."""
     tree, order = plan.tree, plan.order
     cells = len(tree.tree)
     count = len(tree.paths)
@@ -135,7 +135,7 @@ def plan_lines(plan: StudyPlan, *, cache: float, workers: int) -> list[str]:
 
 
 def report_lines(report: StudyReport) -> list[str]:
-    """Return the result of a replay as lines of text: one line per version, followed by its differences."""
+    """Return the result of a replay as lines of text: each version with the differences of its outputs, then costs."""
     lines = []
     for version in report.versions:
         marks = "".join(_MARKS[cell.verdict.match] for cell in version.cells)
@@ -162,7 +162,7 @@ def report_lines(report: StudyReport) -> list[str]:
 
 
 def _not_comparable(version: VersionReport) -> dict[str, list[int]]:
-    """Return the numbers of the cells whose outputs cannot be compared, by reason."""
+    """Return reason -> numbers of the cells whose outputs cannot be compared for this reason."""
     reasons: dict[str, list[int]] = {}
     for cell in version.cells:
         if cell.verdict.match is OutputMatch.NOT_COMPARABLE:
@@ -171,7 +171,7 @@ def _not_comparable(version: VersionReport) -> dict[str, list[int]]:
 
 
 def report_json(report: StudyReport) -> dict[str, Any]:
-    """Return the result of a replay as data for JSON."""
+    """Return the result of a replay as a dict that can be written as JSON."""
     result = report.result
     return {
         "exact": report.exact,
@@ -222,7 +222,10 @@ img{max-width:100%;border:1px solid #ddd}
 
 
 def report_html(report: StudyReport, title: str = "Replay") -> str:
-    """Return the result of a replay as one HTML page; all text of the study is escaped, and the page loads nothing."""
+    """Return the result of a replay as one HTML page.
+
+    All text that comes from the study is escaped, and the page loads nothing from elsewhere.
+    """
     esc = _escaped
     rows, sections = [], []
     for number, version in enumerate(report.versions):
@@ -266,7 +269,7 @@ def report_html(report: StudyReport, title: str = "Replay") -> str:
 
 
 def _output_html(output: dict[str, Any]) -> str:
-    """Return one output of a cell as HTML: an image or escaped text; the HTML of an output is never included."""
+    """Return one output of a cell as HTML: a PNG image or escaped text. HTML that a cell displayed is left out."""
     kind = output.get("output_type")
     if kind == "stream":
         return f"<pre>{_escaped(str(output.get('text', ''))[:20000])}</pre>"

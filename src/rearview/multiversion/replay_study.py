@@ -31,11 +31,11 @@ from rearview.plan.versions.tree import START, CacheLevel, Tree
 from rearview.source.cells import only_defines
 
 START_SECONDS = 0.05
-"""Seconds to fork a process in which nothing has run yet, and to fill its work folder."""
+"""Estimated seconds to fork a process in which no cell has run yet, and to fill its work folder."""
 FORK_SECONDS = 0.03
-"""Seconds to keep a state by a fork, and to restore it by another fork."""
+"""Estimated seconds of a fork; one fork keeps the state after a cell, another one restores the state."""
 DISK_SECONDS_PER_BYTE = 1 / 400e6
-"""Seconds to pickle and write, or to read and unpickle, one byte."""
+"""Estimated seconds to pickle and write, or to read and unpickle, one byte of a stored state."""
 _SESSION_VARIABLES = (
     *(
         "USER",
@@ -60,46 +60,46 @@ _SESSION_VARIABLES = (
         "PYTEST_",
     ),
 )
-"""Beginnings of the names of environment variables that describe a terminal session."""
+"""Prefixes of the names of environment variables that describe a terminal session."""
 PLANNING_SECONDS = 0.8
-"""Seconds for which the planner searches for a better order."""
+"""Seconds after which the planner stops its search for a better order of the cells."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """Limits and choices for a replay of a study."""
+    """Limits and options for the replay of a study."""
 
     cache: float = 2e9
-    """Bytes of memory for kept states."""
+    """Bytes of memory that states kept between cells may take."""
     disk: float = 0.0
-    """Bytes of disk for kept states."""
+    """Bytes of disk that states kept between cells may take."""
     workers: int = 1
     planner: str = "auto"
     cell_limit: float | None = None
     backend: str = "auto"
-    """`auto`: keep states as forked processes where possible; `stored`: always as files with the namespace."""
+    """`auto`: keep states as forked processes if possible; `stored`: always as files with the program's variables."""
     tolerance: Tolerance = field(default_factory=Tolerance)
     keep_states: bool = False
-    """Whether states on disk are left for the next replay."""
+    """Whether states on disk are not deleted, so that the next replay can use them."""
 
 
 @dataclass(frozen=True, slots=True)
 class CellReport:
-    """What a replay found about one cell of one version."""
+    """Result of a replay for one cell of one version: its outputs, and how they compare with the author's."""
 
     number: int
     title: str
     verdict: OutputVerdict
     seconds: float
     shared: bool
-    """Whether the replay computed the cell for another version, which shares it."""
+    """Whether the replay computed the cell for another version that contains the same cell."""
     ended: str
     outputs: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class VersionReport:
-    """What a replay found about one version."""
+    """Result of a replay for one version, with the results of its cells."""
 
     name: str
     program: str
@@ -107,11 +107,11 @@ class VersionReport:
     problem: str = ""
     """Why the version could not be replayed, or why it ended early."""
     ended_by: int = 0
-    """Number of the cell that ended the version early; 0 if none did."""
+    """Number of the cell that ended the execution of the version early, from 1; 0 if none did."""
 
     @property
     def worst_match(self) -> OutputMatch:
-        """The worst verdict of all cells of the version."""
+        """The worst match of the cells' outputs; `DIFFERENT` also if there is a problem and no cell is `SAME`."""
         verdicts = [cell.verdict.match for cell in self.cells]
         if OutputMatch.DIFFERENT in verdicts or (self.problem and OutputMatch.SAME not in verdicts):
             return OutputMatch.DIFFERENT
@@ -124,7 +124,7 @@ class VersionReport:
 
 @dataclass(frozen=True, slots=True)
 class StudyReport:
-    """The result of replaying a study."""
+    """The result of replaying a study: its tree and order, and the results of all versions."""
 
     tree: ExecutionTree
     order: Order
@@ -133,7 +133,7 @@ class StudyReport:
 
     @property
     def exact(self) -> bool:
-        """Whether every version was replayed and no output is different."""
+        """Whether every version was replayed without a problem and no output differs from the author's."""
         return all(
             v.worst_match is not OutputMatch.DIFFERENT and not v.problem for v in self.versions
         )
@@ -152,13 +152,13 @@ class StudyReport:
 
 @dataclass(frozen=True, slots=True)
 class StudyPlan:
-    """An execution tree, the order in which it is replayed, and where states are kept."""
+    """An execution tree, the order in which it is replayed, and the cache levels in which states may be kept."""
 
     tree: ExecutionTree
     order: Order
     levels: tuple[CacheLevel, ...]
     names: Mapping[int, str]
-    """Node -> name under which its state is stored."""
+    """Node -> name under which the state after the cell of the node is stored."""
 
 
 def plan_study(
@@ -169,7 +169,10 @@ def plan_study(
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> StudyPlan:
-    """Return the tree of a study and the best order found to replay this tree in; `store` may hold kept states."""
+    """Return the execution tree of `study` and the best order found in which to replay this tree.
+
+    `store` is a folder that may contain states of earlier replays, which are then loaded.
+    """
     tree = build_tree(study, measurements, start=START_SECONDS)
     if tree.unavailable and len(tree.unavailable) < len(study.versions):
         smaller = without_versions(tree, list(tree.unavailable))
@@ -208,7 +211,10 @@ def plan_study(
 
 
 def _import_seconds(tree: ExecutionTree) -> list[float]:
-    """Return the seconds of all imports up to each node: loading a stored namespace repeats these imports."""
+    """Return, for each node, the seconds of all cells up to the node that only import or define.
+
+    Loading a stored state repeats the imports.
+    """
     seconds: list[float] = []
     for node, tree_node in enumerate(tree.nodes):
         above = tree.tree.parent[node]
@@ -218,7 +224,7 @@ def _import_seconds(tree: ExecutionTree) -> list[float]:
 
 
 def _state_names(tree: ExecutionTree) -> dict[int, str]:
-    """Return node -> name of its stored state; names are equal only if lineage, interpreter and files are equal."""
+    """Return node -> name of its stored state; equal names imply equal lineage, interpreter, environment and files."""
     machine = f"{sys.version} {platform.machine()} {sorted(_state_variables(os.environ).items())}"
     version_hashes: dict[str, str] = {}
     for version in tree.study.versions:
@@ -229,7 +235,7 @@ def _state_names(tree: ExecutionTree) -> dict[int, str]:
                 facts.append([name, ref.digest])
             elif ref.file is not None:
                 status = ref.file.stat()
-                # a program can set st_mtime back, but not st_ctime
+                # with `st_ctime`, because a program can set the modification time of a changed file back
                 times = f"{status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
                 facts.append([name, f"{status.st_size} {times}"])
         version_hashes[version.name] = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
@@ -241,7 +247,7 @@ def _state_names(tree: ExecutionTree) -> dict[int, str]:
 
 
 def _state_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables on which a state may depend."""
+    """Return the variables of `environment` without those that describe the machine or the terminal session."""
     return {
         name: value
         for name, value in environment.items()
@@ -264,9 +270,9 @@ def replay_study(
 ) -> StudyReport:
     """Replay a study as planned and compare the outputs of the cells with the author's.
 
-    If a cell that several versions share has read a file that differs between them, the versions for which
-    the cell was not computed are replayed again. No cell may change files in `author_folder`. `contents` is the
-    folder with the contents of a package; it is removed if this process is killed.
+    A cell that several versions share is computed for one of them. If the cell has read a file that differs in
+    another of these versions, that other version is replayed again. No cell may change files in `author_folder`.
+    `contents` is the folder with the contents of a study package; it is removed if this process is killed.
     """
 
     def run(plan: StudyPlan) -> ReplayResult:
@@ -320,7 +326,10 @@ def replay_study(
 
 
 def versions_sharing_wrongly(tree: ExecutionTree, result: ReplayResult) -> list[str]:
-    """Return the versions that share a cell which has read a file that is different in these versions."""
+    """Return the names of the versions that took over a cell's result wrongly.
+
+    The cell was computed for another version, and read a file that differs between the two versions.
+    """
     versions = {version.name: version for version in tree.study.versions}
     wrong_versions = []
     for name, path in tree.paths.items():
@@ -386,7 +395,7 @@ def _version_report(
         if not cell_result.continues:
             stopped = cell_result
             if cell_result.ended != "exit":
-                # if the verdict is `SAME`, the author's cell failed in the same way
+                # if the verdict is `SAME`, the author's cell failed with the same error
                 if verdict.match is not OutputMatch.SAME:
                     ended_by = i + 1
                     problem = f"Cell {ended_by} ({cell.title}) ended the branch: {_failure_text(cell_result)}."
@@ -434,7 +443,10 @@ def _with_printed(
     cells: list[CellReport],
     tolerance: Tolerance,
 ) -> list[CellReport]:
-    """Judge a recorded script by all the text that it printed, because the text was not recorded per cell."""
+    """Return `cells` with one verdict, at the last cell, about all text that the script printed.
+
+    The printed text of a recorded script was not recorded per cell.
+    """
     replayed_text = "".join(
         str(output.get("text", ""))
         for node in nodes

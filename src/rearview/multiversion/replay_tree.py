@@ -1,8 +1,8 @@
 """Replay an execution tree by the steps of a planned order: compute cells; keep, restore and evict states.
 
-Each worker takes one `ReplayPath` of the order after the other: the steps from the restore of a state to the next
-restore of another state, which one cell process executes. Workers keep and evict states in the planned order,
-which is why a path may have to wait for earlier paths.
+The steps of the order are divided into `ReplayPath`s: each begins with the restore of a state and ends before the
+next restore. A worker takes one path at a time and executes its steps in one cell process. States are kept and
+evicted in the planned order, also by several workers, so a path may have to wait for earlier paths.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from rearview.plan.versions.order import Order, ReplayPath, paths_of
 from rearview.plan.versions.tree import EXISTING, START, CacheLevel, Do, ReplayStep
 
 UNMEASURED_LIMIT = 3600.0
-"""Time limit in seconds for a cell whose time was never measured."""
+"""Time limit in seconds for a cell that was never measured."""
 LEAST_LIMIT, LIMIT_FACTOR = 120.0, 20.0
-"""Time limit of a measured cell: LIMIT_FACTOR its measured seconds, but at least LEAST_LIMIT seconds."""
+"""The time limit of a measured cell is LIMIT_FACTOR times its measured seconds, at least LEAST_LIMIT seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """The result of computing the cell of one node of the tree."""
+    """The result of running the cell of one node of the execution tree."""
 
     ended: str
     """`done`, `exit` (the program ended itself), `failed`, or `stopped` (the process died, or hit the time limit)."""
@@ -48,9 +48,9 @@ class CellResult:
     version: str = ""
     """Name of the version for which the cell was computed."""
     reads: tuple[str, ...] = ()
-    """Files of the project that the cell read."""
+    """Paths of the project's files that the cell read."""
     expected: bool = False
-    """Whether the cell failed with the author's exception, after which the author ran later cells."""
+    """Whether the cell raised the same exception as in the author's run, in which later cells still ran."""
 
     @property
     def continues(self) -> bool:
@@ -60,30 +60,30 @@ class CellResult:
 
 @dataclass(frozen=True, slots=True)
 class ReplayEvent:
-    """One thing that the replay has just done, for a live view."""
+    """One action of the replay, reported at once to a live view."""
 
     action: str
-    """`compute` (a cell starts), `computed`, `keep`, `restore`, `evict` or `note`."""
+    """`compute` (a cell starts), `computed` (a cell has ended), `keep`, `restore`, `evict` or `note`."""
     node: int = START
     text: str = ""
     done_seconds: float = 0.0
     """Planned seconds of the cells computed so far."""
     total_seconds: float = 0.0
-    """Planned seconds of all cells."""
+    """Planned seconds of the whole replay."""
 
 
 @dataclass(slots=True)
 class ReplayResult:
-    """The results of a tree's cells, and what the replay cost."""
+    """The results of all cells of an execution tree, and the costs of the replay."""
 
     results: dict[int, CellResult] = field(default_factory=dict)
     seconds: float = 0.0
     computed: int = 0
-    """Number of computations of cells; a cell that was computed twice counts twice."""
+    """Number of times that a cell was run; a cell that was run twice counts twice."""
     checkpoints: int = 0
     restores: int = 0
     peak: int = 0
-    """Largest number of bytes that kept states took at any time, as measured."""
+    """Largest size in bytes of all kept states together, as measured during the replay."""
     notes: list[str] = field(default_factory=list)
 
     def add(self, result: ReplayResult) -> None:
@@ -97,7 +97,7 @@ class ReplayResult:
 
 
 class TreeReplay:
-    """A replay of one tree: executes the steps of a planned order with one or more workers."""
+    """A replay of one execution tree: executes the steps of a planned order with one or more workers."""
 
     def __init__(
         self,
@@ -128,22 +128,22 @@ class TreeReplay:
         self.environment = environment
         self.store = store
         self.author_folder = author_folder
-        """The author's folder, in which no cell may change files; None for a package, which has no folder here."""
+        """The author's folder, in which no cell may change files; None for a study package, which comes without one."""
         self.contents = contents
-        """Folder with the contents of a package; removed if this process is killed."""
+        """Temporary folder with the contents of a study package; removed if this process is killed."""
         self.cell_limit = cell_limit
         self.backend = backend
         self.names = names or {}
-        """Node -> name of its stored state."""
+        """Node -> name of the stored state after the cell of the node."""
         self.keep_stored = keep_stored
         self.result = ReplayResult()
         self._versions = {version.name: version for version in tree.study.versions}
         self._on_event = on_event
         self._lock = threading.Condition()
         self._kept_states: dict[tuple[int, int], StateStore] = {}
-        """(node, cache level) of each kept state -> what keeps it."""
+        """(node, index in `levels`) of each kept state -> the store that keeps this state."""
         self._cache_changes = 0
-        """Number of planned steps, so far, that keep or evict a state; they happen in the planned order."""
+        """Number of steps executed so far that keep or evict a state ("cache changes"), always in the planned order."""
         self._done_seconds = 0.0
         self._failure: BaseException | None = None
         self._mounts = workers > 1 and can_mount()
@@ -156,7 +156,7 @@ class TreeReplay:
     # -- the whole replay --
 
     def run(self) -> ReplayResult:
-        """Execute all steps of the order; return the results of the cells."""
+        """Execute all steps of the order; return the results of the cells and the costs of the replay."""
         if not self.order.steps:
             return self.result
         begin = time.monotonic()
@@ -193,12 +193,12 @@ class TreeReplay:
         paths = paths_of(self.order.steps)
         self._waiting = list(range(len(paths)))
         self._taken_paths: set[int] = set()
-        """Indices of the paths that workers have taken and that have not restored their first state yet."""
+        """Indices of paths that a worker has taken without having restored the first state of the path yet."""
         self._paths = paths
         self._changes_before: dict[int, int] = {}
-        """Index of a path -> number of cache changes that must happen before the first change by this path."""
+        """Index of a path -> number of cache changes that earlier paths make."""
         self._available: dict[int, int] = {}
-        """Index of a path -> number of cache changes after which the state that the path restores is kept."""
+        """Index of a path -> number of cache changes after which the state that the path restores is available."""
         checkpoint_numbers: dict[tuple[int, int], int] = {}
         changes = 0
         for i, path in enumerate(paths):
@@ -219,7 +219,7 @@ class TreeReplay:
             for thread in threads:
                 while thread.is_alive():
                     thread.join(0.2)
-        except BaseException as exc:  # Ctrl-C: end the processes, which ends the workers
+        except BaseException as exc:  # Ctrl-C: end the cell processes, and so the worker threads
             self._fail(exc)
             self._processes.close()
             for thread in threads:
@@ -241,7 +241,7 @@ class TreeReplay:
             self._fail(exc)
 
     def _next_path(self) -> int | None:
-        """Return the index of the next path to run, or None if all were taken; wait until one can start."""
+        """Wait until a path can start and return its index; return None if no path is left or a worker has failed."""
         with self._lock:
             while self._waiting and self._failure is None:
                 blocked = False
@@ -306,7 +306,7 @@ class TreeReplay:
             self._lock.notify_all()
 
     def _await_restores(self, index: int, base: tuple[int, int]) -> None:
-        """Wait until all paths before `index` in the plan have restored the state `base`, which is to be evicted."""
+        """Wait until each earlier path than `index` that begins with the state `base` has restored this state."""
         with self._lock:
             while self._failure is None and any(
                 earlier < index and self._paths[earlier].base == base
@@ -319,7 +319,7 @@ class TreeReplay:
         return self._versions[self.tree.nodes[end].versions[0]]
 
     def _can_run(self, node: int) -> bool:
-        """Return True if no cell on the way to a node has failed."""
+        """Return True if no cell before `node` on the path from the root of the tree has ended the program."""
         ancestor = self.tree.tree.parent[node]
         while ancestor != START:
             result = self.result.results.get(ancestor)
@@ -343,7 +343,7 @@ class TreeReplay:
     def _restored_or_stopped(
         self, step: ReplayStep, version: StudyVersion, place: WorkPlace
     ) -> tuple[CellHandle | None, bool]:
-        """Like `_restored`, but if the process dies, record the first cell of the path as stopped."""
+        """Like `_restored`, but if the process dies, record the first cell after the state as stopped."""
         try:
             return self._restored(step, version, place)
         except ProcessDied as exc:
@@ -354,7 +354,10 @@ class TreeReplay:
     def _restored(
         self, step: ReplayStep, version: StudyVersion, place: WorkPlace
     ) -> tuple[CellHandle | None, bool]:
-        """Return (process with the state that `step` restores, whether cells can run); compute a lost state again."""
+        """Return (process with the state that `step` restores, whether the next cells can run).
+
+        If the state cannot be restored, restore the nearest earlier state and compute the cells after it again.
+        """
         node = step.node
         while node != START:
             for level in (step.level, EXISTING, *range(len(self.levels))):
@@ -389,7 +392,11 @@ class TreeReplay:
         *,
         switch: bool = True,
     ) -> tuple[CellHandle | None, bool]:
-        """Switch a process with the state of `node` to a version, and compute the cells after `node` up to `target`."""
+        """Compute in `process`, which has the state after `node`, the cells up to and including `target`.
+
+        With `switch`, set up the process and its work folder for `version` first. Return (process, whether the next
+        cells can run).
+        """
         if switch:
             previous_version = self._versions[self.tree.nodes[node].versions[0]]
             self._folders.switch(previous_version, version, place.folder)
@@ -413,7 +420,7 @@ class TreeReplay:
         )
 
     def _compute(self, node: int, version: StudyVersion, process: CellHandle) -> bool:
-        """Run one cell; return True if the cells after this one can run."""
+        """Run the cell of `node` in `process` and record its result; return True if the next cells can run."""
         cell = version.cells[self.tree.nodes[node].number - 1]
         self._report("compute", node)
         planned = self.tree.tree.cells[node].seconds
@@ -452,7 +459,7 @@ class TreeReplay:
         return result.continues
 
     def _fails_with(self, node: int, outputs: tuple[dict[str, Any], ...]) -> bool:
-        """Return True if an author's notebook shows the same failure, after which later cells ran."""
+        """Return True if the author's notebook shows the error in `outputs` at this cell, or allows errors in it."""
         name = next((str(o.get("ename")) for o in outputs if o.get("output_type") == "error"), "")
         tree_node = self.tree.nodes[node]
         versions = [self._versions[version] for version in tree_node.versions]
@@ -461,7 +468,10 @@ class TreeReplay:
     # -- kept states --
 
     def _keep(self, node: int, level: int, process: CellHandle, place: WorkPlace) -> CellHandle:
-        """Keep the state of a process, by a fork if possible, else as a file; return the process for the next cells."""
+        """Keep the state after `node` in the cache `levels[level]`; return the process in which the next cells run.
+
+        In memory, a state is kept as a forked process if possible, else as a file; on disk, always as a file.
+        """
         room = self.levels[level].room
         memory = self.levels[level].name == "memory"
         stores: list[StateStore] = [self._forked, self._stored] if memory else [self._stored]
@@ -499,9 +509,9 @@ class TreeReplay:
                 states.evict(node)
 
     def _evict_excess(self) -> None:
-        """Evict states of forked processes while these take more memory than allowed.
+        """Evict states that are kept as forked processes until these processes take no more memory than allowed.
 
-        A forked process grows, because a memory page that it shares is copied when another process writes to it.
+        A waiting process grows: a memory page that it shares is copied when another process writes to it.
         """
         memory = [i for i, level in enumerate(self.levels) if level.name == "memory"]
         if not memory:
@@ -517,7 +527,7 @@ class TreeReplay:
                 self.result.peak = max(self.result.peak, used)
                 if used <= self.levels[memory[0]].room or not forked:
                     return
-                # evict the state that is cheapest to compute again
+                # evict the state whose recomputation is cheapest
                 cheapest = min(forked, key=lambda key: self.tree.tree.reach[key[0]])
             self._note(f"cell {self._label(cheapest[0])} was evicted: its process has grown")
             self._evict(*cheapest)
@@ -547,6 +557,6 @@ def _participle(states: StateStore) -> str:
 
 
 def _first_line(version: StudyVersion, node: int, tree: ExecutionTree) -> int:
-    """Return the line of the script on which a cell starts."""
+    """Return the line of the script, from 1, on which the cell of `node` starts in `version`."""
     number = tree.nodes[node].number
     return 1 + sum(cell.text.count("\n") for cell in version.cells[: number - 1])

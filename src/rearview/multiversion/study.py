@@ -1,6 +1,6 @@
 """A study: versions of one program that are replayed together, each a list of cells with their measurements.
 
-Versions come from notebooks and scripts on disk, from recorded runs, or from a package.
+Versions come from notebooks and scripts on disk, from recorded runs, or from a study package (`.rvz` file).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ SKIPPED_FOLDERS = frozenset(
     | {".mypy_cache", ".ruff_cache", ".pytest_cache", ".tox"}
 )
 MOST_FILES = 20_000
-"""Most files that a study may have, without its programs."""
+"""Largest number of files that a study made from programs on disk may have."""
 
 
 @dataclass(frozen=True, slots=True)
 class StudyCell:
-    """One cell of one version."""
+    """One cell of one version: the code of a notebook cell, or of some top-level statements of a script."""
 
     text: str
     title: str
@@ -37,18 +37,18 @@ class StudyCell:
     """The outputs that the author saw below the cell, each as in a notebook file; None if not recorded."""
     seconds: float | None = None
     size: int | None = None
-    """Bytes of the state after the cell, as measured."""
+    """Measured size in bytes of the state after the cell; None if not measured."""
     reads: tuple[str, ...] | None = None
     """Files of the project that the cell read, relative to the project; None if not recorded."""
     lineage: CellLineage | None = None
-    """Inputs, cost and resulting variables of the cell in the recorded run; None if not recorded."""
+    """Inputs, costs and resulting variables of the cell in the recorded run; None if not recorded."""
     parts: int = 1
-    """Number of cells into which the author's cell (a loop) was split, if this is the last of them; else 1."""
+    """In the last of the cells into which the author's cell (a loop) was split: number of these cells; else 1."""
     may_fail: bool = False
-    """Whether the author tagged the cell with `raises-exception`."""
+    """Whether the author tagged the notebook cell with `raises-exception`."""
 
     def fails_with(self, name: str) -> bool:
-        """Return True if the author's cell raised an exception of this name, or is tagged with `raises-exception`."""
+        """Return True if the author's cell raised an exception named `name`, or is tagged with `raises-exception`."""
         return self.may_fail or any(
             output.get("output_type") == "error" and output.get("ename") == name
             for output in self.outputs or ()
@@ -57,12 +57,12 @@ class StudyCell:
 
 @dataclass(frozen=True, slots=True)
 class FileRef:
-    """A file that versions may read: the hash of its content, and where its bytes are."""
+    """A file that versions may read: hash and size of its content, and the path of a file with this content."""
 
     digest: str
     size: int
     file: Path | None = None
-    """A file with these bytes; None if only the hash is known."""
+    """Path of a file with this content; None if only the hash is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +78,11 @@ class StudyVersion:
     """Folder in which the program runs, relative to the project."""
     argv: tuple[str, ...] = ()
     environment: Mapping[str, str | None] = field(default_factory=dict)
-    """Environment variables that the recorded run read, with their values; None if a variable was not set."""
+    """Environment variable that the recorded run read -> its value; None if the variable was not set."""
     files: Mapping[str, FileRef] = field(default_factory=dict)
-    """File path -> file, for all files of the project, with other programs, which may be imported."""
+    """File path in the project -> file, for all files of the project, including programs of other versions."""
     inputs: frozenset[str] | None = None
-    """Files that the recorded run read or may have read; None if it may have read any."""
+    """Paths of files that the recorded run read or may have read; None if it may have read any file."""
     printed: str | None = None
     """All text that the recorded run printed; None if not recorded."""
     run: str = ""
@@ -91,12 +91,12 @@ class StudyVersion:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """Versions that are replayed together."""
+    """A set of versions that are replayed together."""
 
     versions: tuple[StudyVersion, ...]
 
     def select_versions(self, names: Sequence[str]) -> Study:
-        """Return a study of the given versions only; raise if a version does not exist."""
+        """Return a study of the versions `names` only, in this order; raise if one of them does not exist."""
         by_name = {version.name: version for version in self.versions}
         unknown_names = [name for name in names if name not in by_name]
         if unknown_names:
@@ -108,7 +108,7 @@ class Study:
 
 
 def imports_module(study: Study, module: str) -> bool:
-    """Return True if a program or a Python file of a study imports the module."""
+    """Return True if a program or a Python file of `study` imports `module`."""
     if any(module in imported_modules(c.text) for v in study.versions for c in v.cells):
         return True
     places = {
@@ -118,13 +118,16 @@ def imports_module(study: Study, module: str) -> bool:
 
 
 def digest_of(file: Path) -> str:
-    """Return the sha256 of a file's content."""
+    """Return the sha256 of a file's content, in hexadecimal."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def notebook_cells(data: str, path: str) -> tuple[StudyCell, ...]:
-    """Return the code cells of a notebook; raise if it is not a Python notebook."""
+    """Return the code cells of the notebook with the JSON text `data`; raise if it is no Python notebook.
+
+    Empty cells and cells tagged with `skip-execution` are left out. `path` is for error messages.
+    """
     try:
         import nbformat
     except ImportError as exc:
@@ -136,7 +139,7 @@ def notebook_cells(data: str, path: str) -> tuple[StudyCell, ...]:
 
     try:
         with warnings.catch_warnings():
-            # nbformat warns about cells without ids, which are not needed
+            # nbformat warns about cells without ids, but ids are not needed
             warnings.simplefilter("ignore")
             content = nbformat.reads(data, as_version=4)
         code_cells = [cell for cell in content["cells"] if cell["cell_type"] == "code"]
@@ -175,7 +178,7 @@ def notebook_cells(data: str, path: str) -> tuple[StudyCell, ...]:
 
 
 def _builtin_values(value: Any) -> Any:
-    """Return a value of a notebook as plain dicts, lists and scalars."""
+    """Return a value of a notebook with nbformat's dictionary classes and tuples replaced by dicts and lists."""
     if isinstance(value, Mapping):
         return {str(key): _builtin_values(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -192,7 +195,10 @@ def _title(text: str) -> str:
 
 
 def program_cells(data: bytes, path: str) -> tuple[StudyCell, ...]:
-    """Return the cells of a script or notebook."""
+    """Return the cells of the script or notebook with the content `data`; raise if it cannot be read.
+
+    The suffix of `path` tells notebooks from scripts.
+    """
     if path.endswith(".ipynb"):
         try:
             return notebook_cells(data.decode("utf-8"), path)
@@ -219,9 +225,10 @@ def program_cells(data: bytes, path: str) -> tuple[StudyCell, ...]:
 def study_from_files(files: Iterable[Path], *, argv: Sequence[str] = ()) -> Study:
     """Return a study with one version for each of the scripts and notebooks in `files`.
 
-    The files of the study are those in the common folder of the programs, and files elsewhere that programs
-    name by a relative file path (`../data`). Notebooks run in their own folder. Scripts run in the common
-    folder, or in the current folder if this contains the common folder and more of the files that scripts name.
+    Its files are all files in the common folder of the programs, and files elsewhere whose relative path is in the
+    text of a program (`../data`). Notebooks run in their own folder. Scripts run in the common
+    folder. They run in the current folder if it contains the common folder, and more of the relative paths in the
+    scripts' texts are files there.
     """
     paths = [Path(file).absolute() for file in files]
     for path in paths:
@@ -241,7 +248,7 @@ def study_from_files(files: Iterable[Path], *, argv: Sequence[str] = ()) -> Stud
         modules = {name for cell in cells[path] for name in imported_modules(cell.text)}
         for text in texts[path]:
             place = Path(os.path.normpath(folder / text))
-            # a program may add a folder above its own to `sys.path`: take only the imported modules from there
+            # `place` is a folder above the programs, perhaps for `sys.path`: take only imported modules from it
             module_files = [place / name for module in modules for name in (module, f"{module}.py")]
             outside_places.update(module_files if base.is_relative_to(place) else [place])
     outside_places = {
@@ -269,7 +276,7 @@ def study_from_files(files: Iterable[Path], *, argv: Sequence[str] = ()) -> Stud
 
 
 def _relative_paths(text: str) -> Iterator[str]:
-    """Yield the strings in a cell that may be relative file paths."""
+    """Yield the string literals in the code `text` that may be relative file paths."""
     try:
         tree = ast.parse(text)
     except UNPARSED:
@@ -282,7 +289,7 @@ def _relative_paths(text: str) -> Iterator[str]:
 
 
 def _start_folder(base: Path, texts: set[str]) -> Path:
-    """Return `base`, or the current folder if more of the names in `texts` are files relative to the current folder."""
+    """Return the folder in which scripts run: `base`, or the current folder if more of the paths `texts` are in it."""
     current = Path.cwd()
     if not base.is_relative_to(current):
         return base
@@ -293,16 +300,16 @@ def _start_folder(base: Path, texts: set[str]) -> Path:
 
 
 def _short_names(paths: Sequence[str]) -> list[str]:
-    """Return the file paths without suffixes, or unchanged if two would become equal."""
+    """Return the file paths without their suffixes; with suffixes if two paths would become equal."""
     short = [str(Path(path).with_suffix("")) for path in paths]
     return short if len(set(short)) == len(short) else list(paths)
 
 
 def project_files(root: Path, places: Sequence[Path]) -> dict[str, FileRef]:
-    """Return the files at and below the given places, without version control, environments and caches.
+    """Return file path relative to `root` -> file, for all files at and below the paths `places`.
 
-    The keys are file paths relative to `root`. Links to folders are followed once. The hashes are empty,
-    because files on disk are equal for all versions.
+    Folders of version control, virtual environments and caches are skipped. Links to folders are followed once.
+    The hashes are empty: all versions read the same files on disk. Raise if there are more than MOST_FILES files.
     """
     refs: dict[str, FileRef] = {}
     visited: set[tuple[int, int]] = set()
@@ -322,7 +329,7 @@ def project_files(root: Path, places: Sequence[Path]) -> dict[str, FileRef]:
             add(place)
         for folder, folders, names in os.walk(place, followlinks=True):
             status = Path(folder).stat()
-            if (status.st_dev, status.st_ino) in visited:  # a link to a folder that was visited
+            if (status.st_dev, status.st_ino) in visited:  # reached a second time, through a link
                 folders.clear()
                 continue
             visited.add((status.st_dev, status.st_ino))
@@ -345,11 +352,11 @@ class _Loop:
 
 
 def split_loops(study: Study) -> Study:
-    """Split each top-level `for … in range(n)` loop into cells, at the iterations where other versions end the loop.
+    """Return the study with top-level `for … in range(n)` loops split into several cells.
 
-    A version that trains ten more epochs then continues from the state of the shorter version. A loop is split
-    only if its bounds are literal numbers and it has no `break`, `else` or `return`: then its parts together do
-    exactly what the loop does.
+    A loop is split at the iterations where the same loop ends in other versions. A version that trains ten more
+    epochs can then continue from the state of the shorter version. A loop is split only if its bounds are literal
+    numbers and it has no `break`, `else` or `return`: only then do its parts together do exactly what the loop does.
     """
     loops = [[_loop(cell.text) for cell in version.cells] for version in study.versions]
     stops: dict[str, set[int]] = {}
@@ -401,7 +408,7 @@ def _loop(text: str) -> _Loop | None:
 
 
 def _may_end_early(body: Sequence[ast.stmt]) -> bool:
-    """Return True if a statement in the body may end the loop early."""
+    """Return True if `body` contains a statement that may end the loop early, or an asynchronous one."""
     for statement in body:
         for node in ast.walk(statement):
             if isinstance(node, (ast.Break, ast.Return, ast.Await, ast.AsyncFor, ast.AsyncWith)):
@@ -410,7 +417,10 @@ def _may_end_early(body: Sequence[ast.stmt]) -> bool:
 
 
 def _split(cell: StudyCell, loop: _Loop, stops: Sequence[int]) -> list[StudyCell]:
-    """Split the cell of a loop at the iterations `stops`; the last part has the outputs of the whole loop."""
+    """Return one cell per range of iterations; each ends before one of `stops`.
+
+    The last cell has the outputs of the whole loop. Return `cell` alone if its `range(…)` call fills several lines.
+    """
     lines = cell.text.splitlines(keepends=True)
     range_call = loop.node.iter
     line_index = range_call.lineno - 1
@@ -446,7 +456,10 @@ def _split(cell: StudyCell, loop: _Loop, stops: Sequence[int]) -> list[StudyCell
 
 
 def _lineage_of_part(lineage: CellLineage | None, fraction: float) -> CellLineage | None:
-    """Return the lineage of a part of a loop, without values of variables: these were recorded only after the loop."""
+    """Return the lineage of a part of a loop, with the `fraction` of its seconds; None if `lineage` is None.
+
+    It has no values of variables, which were recorded only after the whole loop.
+    """
     if lineage is None:
         return None
     return replace(lineage, seconds=lineage.seconds * fraction, variables={})

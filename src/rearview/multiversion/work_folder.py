@@ -1,4 +1,4 @@
-"""Work folders, in which cells run: copies of the project's files, so that cells never change the user's own folder."""
+"""Work folders: copies of the project's files in which cells run, so that they never change the user's folder."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from rearview.errors import ReplayError
 from rearview.multiversion.study import FileRef, Study, StudyVersion
 
 INPUTS = "inputs"
-"""Name of the folder, in the scratch folder, with the replay's copies of the project's files."""
+"""Name of the subfolder of the scratch folder with the replay's copies of the project's files."""
 LINKS = "links"
-"""Name of the file, in the scratch folder, that lists links elsewhere; they are removed if the replay is killed."""
+"""Name of a file in the scratch folder: it lists links in other folders, which are removed if the replay is killed."""
 PROJECT, TEMPORARY = "project", "tmp"
-"""Names of the two folders in a work folder: files of the project, and temporary files of the program."""
+"""Names of the two subfolders of a work folder: files of the project, and temporary files of the program."""
 LONGEST_TEMPORARY = 70
-"""Longest path of the folder for temporary files, in bytes: the paths of sockets must be short."""
+"""Length in bytes up to which TMPDIR is set to the work folder: programs create sockets there with short paths."""
 LINK_SIZE = 1 << 20
-"""Size in bytes above which a file is a link to the replay's copy until a cell writes to it."""
+"""Size in bytes above which a file in a work folder is a link to the replay's copy until a cell writes to it."""
 
 
 class WorkFolders:
@@ -39,16 +39,16 @@ class WorkFolders:
         self.inputs = Path(os.path.realpath(scratch)) / INPUTS
         self.images = scratch / "images"
         self.work = scratch / "work"
-        """File path at which programs see their work folder; each of several workers mounts its own folder there."""
+        """File path of every program's work folder; if there are several workers, each mounts its own folder there."""
         for folder in (self.inputs, self.images, self.work / TEMPORARY):
             folder.mkdir(parents=True, exist_ok=True)
         self._copies: dict[tuple[str, str], Path] = {}
         self._former_paths: list[Path] = []
-        """Links that this replay has made at the file paths of earlier replays' work folders."""
+        """Links that this replay has made; each is at the file path of an earlier replay's work folder."""
         self._study = study
 
     def _copy(self, ref: FileRef) -> Path:
-        """Return the replay's copy of a file; make the copy on first use."""
+        """Return the path of the replay's copy of a file, made on first use; raise if only the file's hash is known."""
         if ref.file is None:
             raise ReplayError(
                 "A file that a version reads is gone: only its hash is known.", slug="file-gone"
@@ -62,7 +62,7 @@ class WorkFolders:
         return self._copies[key]
 
     def fill(self, version: StudyVersion, folder: Path, program: bytes | None = None) -> None:
-        """Fill an empty work folder with the files of a version; `program` is the content of its program."""
+        """Fill an empty work folder with the files of `version`; `program` is the content of the version's program."""
         (folder / TEMPORARY).mkdir(parents=True, exist_ok=True)
         folder = folder / PROJECT
         folder.mkdir()
@@ -88,7 +88,7 @@ class WorkFolders:
     def switch(
         self, previous_version: StudyVersion, next_version: StudyVersion, folder: Path
     ) -> None:
-        """Replace in a work folder the files in which two versions differ."""
+        """Replace the files in a work folder that differ between two versions, by those of `next_version`."""
         if previous_version.files is next_version.files:
             return
         folder = folder / PROJECT
@@ -108,7 +108,7 @@ class WorkFolders:
         program: bytes,
         folder: Path,
     ) -> None:
-        """Replace the program of one version by the program of another version, whose content is `program`."""
+        """Replace the program of `previous_version` in a work folder by `program`, the content of the next one's."""
         if previous_version.program != next_version.program:
             ref = next_version.files.get(previous_version.program)
             file = folder / PROJECT / previous_version.program
@@ -119,19 +119,19 @@ class WorkFolders:
         (folder / PROJECT / next_version.program).write_bytes(program)
 
     def keep_image(self, name: str, folder: Path) -> Path:
-        """Copy a work folder as it is now; return the folder with the copy."""
+        """Copy the work folder `folder` in its present state; return the folder with the copy."""
         image = self.images / name
         remove_folder(image)
         shutil.copytree(folder, image, symlinks=True, ignore=_sockets_and_pipes)
         return image
 
     def restore_image(self, image: Path, folder: Path) -> None:
-        """Restore a work folder from a copy that `keep_image` made."""
+        """Replace the work folder `folder` by a copy of `image`, which `keep_image` returned."""
         remove_folder(folder)
         shutil.copytree(image, folder, symlinks=True)
 
     def save_written(self, folder: Path, target: Path) -> list[str]:
-        """Copy a work folder to `target` without the links to inputs; return the names of these links."""
+        """Copy a work folder to `target` without its links to files in `inputs`; return the paths of these links."""
         inputs: list[str] = []
 
         def skip_links(parent: str, names: list[str]) -> list[str]:
@@ -149,7 +149,7 @@ class WorkFolders:
     def load_written(
         self, version: StudyVersion, saved: Path, inputs: list[str], folder: Path
     ) -> None:
-        """Restore a work folder that `save_written` copied to `saved`; `inputs` are the names that it returned."""
+        """Restore into `folder` what `save_written` copied to `saved`; `inputs` is the list that it returned."""
         remove_folder(folder)
         shutil.copytree(saved, folder, symlinks=True)
         for name in inputs:
@@ -158,7 +158,10 @@ class WorkFolders:
                 self._put(folder / PROJECT / name, ref)
 
     def link_former_path(self, former_path: Path) -> None:
-        """Make a link to the work folder at its file path in an earlier replay, which a stored state may contain."""
+        """Link `former_path` to the work folder of this replay.
+
+        It is the path of the work folder in an earlier replay; a state that the earlier replay stored may contain it.
+        """
         if former_path in {self.work, *self._former_paths}:
             return
         former_path.parent.mkdir(mode=0o700)
@@ -175,7 +178,7 @@ class WorkFolders:
 
 
 def _sockets_and_pipes(parent: str, names: list[str]) -> list[str]:
-    """Return the names of sockets and pipes, which cannot be copied."""
+    """Return those of `names` in the folder `parent` that are sockets or pipes, which cannot be copied."""
     return [
         name
         for name in names
@@ -184,13 +187,13 @@ def _sockets_and_pipes(parent: str, names: list[str]) -> list[str]:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder and its content, if it exists."""
+    """Remove a folder with its content; do nothing if it does not exist."""
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(folder)
 
 
 def can_mount() -> bool:
-    """Return True if a process may mount a folder visible to itself only, which several workers need."""
+    """Return True if a process can mount a folder that only it sees; a replay with several workers needs this."""
     code = (
         "import ctypes; libc = ctypes.CDLL(None); "
         "raise SystemExit(bool(libc.unshare(0x20000) or "
@@ -203,14 +206,14 @@ def can_mount() -> bool:
 def environment_for(
     current: Mapping[str, str], folders: WorkFolders, *, notebook: bool
 ) -> dict[str, str]:
-    """Return the environment of cell processes: the `current` one, with changes for a replay."""
+    """Return the environment variables for cell processes: the `current` ones with changes for a replay."""
     environment = dict(current)
     temporary = str(folders.work / TEMPORARY)
     if len(os.fsencode(temporary)) <= LONGEST_TEMPORARY:
         environment["TMPDIR"] = temporary
     environment.setdefault("PYTHONHASHSEED", "0")
     environment["PYTHONDONTWRITEBYTECODE"] = "1"
-    # with huge pages, forking a process of several gigabytes takes only milliseconds
+    # with huge pages, a fork of a process of several gigabytes takes only milliseconds
     environment.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
     inline = "module://matplotlib_inline.backend_inline"
     environment.setdefault("MPLBACKEND", inline if notebook else "Agg")

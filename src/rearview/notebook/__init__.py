@@ -1,4 +1,4 @@
-"""Rearview in notebooks: run and record them, undo cells of a live one; `%load_ext rearview` calls `load`."""
+"""Rearview in notebooks: record a notebook, and undo cells of a live one. `%load_ext rearview` calls `load`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ To record the loops of a notebook, run it with `rearview run study.ipynb` (docs/
 
 
 def load(shell: Any) -> None:
-    """Print the features for notebooks and the folder of the records, and add the magic `%rv`."""
+    """Print a short help with the folder of the records, and add the magic `%rv` to the IPython shell `shell`."""
     from pathlib import Path
 
     import rearview

@@ -2,9 +2,9 @@
 
 jcache project execute --executor rearview
 
-Jupyter Book does not use an executor of jupyter-cache: its extension MyST-NB executes notebooks itself and only
-stores them in the cache. For Jupyter Book, this module is also an extension of Sphinx, which replaces the execution
-by MyST-NB (`setup`).
+Jupyter Book does not use executors of jupyter-cache: its extension MyST-NB executes notebooks itself and only stores
+them in the cache. For Jupyter Book, this module is also an extension of Sphinx (`setup`), which makes MyST-NB execute
+notebooks through Rearview.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from rearview.store.project import FOLDER
 
 
 class CellFailedError(RearviewError):
-    """A cell of a notebook failed; jupyter-cache shows this error and stores no outputs."""
+    """Given to jupyter-cache if a cell failed: jupyter-cache shows this error and stores no outputs."""
 
 
 class RearviewWorker(ExecutionWorkerLocalSerial):  # type: ignore[misc]
-    """Executes one notebook of a project of jupyter-cache, in its own folder."""
+    """Executes one notebook of a project of jupyter-cache, in the notebook's folder."""
 
     def execute(self, project_nb: Any, data: Any) -> ExecutionResult:
-        """Execute a notebook in a recording kernel, and put its outputs into `project_nb`."""
+        """Execute a notebook in a kernel that records it, and put the outputs into `project_nb`."""
         file = Path(project_nb.uri)
         if not is_notebook(str(file)):
             raise UsageError(
@@ -55,7 +55,10 @@ class RearviewWorker(ExecutionWorkerLocalSerial):  # type: ignore[misc]
 def _result(
     file: Path, notebook: Any, timeout: float | None, logger: logging.Logger, *, allow_errors: bool
 ) -> ExecutionResult:
-    """Execute a notebook in a recording kernel, and put its outputs into `notebook`."""
+    """Execute the notebook `file` in a kernel that records it, put the outputs into `notebook`, and return the result.
+
+    If stored results of cells cannot be used, execute all cells.
+    """
     begin = perf_counter()
     reuse = reuse_is_allowed(os.environ)
     executed = _executed(file, timeout, logger, reuse=reuse)
@@ -83,25 +86,25 @@ def _executed(
 
 
 class RearviewExecutor(JupyterExecutorLocalSerial):  # type: ignore[misc]
-    """Executes the notebooks of a project one after another."""
+    """Executes the notebooks of a project of jupyter-cache one after another."""
 
     _EXECUTION_WORKER = RearviewWorker
 
 
 _building: list[Path] = []
-"""File of the notebook that MyST-NB is about to execute; empty if Rearview does not execute the notebook."""
+"""At most one path: the notebook that MyST-NB is about to execute and that Rearview executes in its place."""
 
 
 def setup(app: Any) -> dict[str, Any]:
-    """Let Jupyter Book, and Sphinx with MyST-NB, execute notebooks through Rearview in the mode `cache`.
+    """Set up the Sphinx extension: MyST-NB's execution mode `cache` executes notebooks through Rearview.
 
-    Sphinx calls this function if `rearview.notebook.jupyter_cache` is in `extra_extensions` of the `_config.yml` of
-    a book, or in `extensions` of a `conf.py`.
+    Sphinx calls this function if `rearview.notebook.jupyter_cache` is in `extra_extensions` in the `_config.yml` of
+    a Jupyter Book, or in `extensions` in a `conf.py`.
     """
     from myst_nb.core.execute import cache
     from sphinx.util.logging import getLogger
 
-    # executed notebooks in the folders of runs are not pages of the book
+    # executed notebooks in Rearview's folder must not become pages of the book
     app.connect("config-inited", lambda _, config: config.exclude_patterns.append(FOLDER))
     client, execute_plainly = cache.NotebookClientCache, cache.single_nb_execution
     start_plainly = client.start_client

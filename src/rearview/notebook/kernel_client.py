@@ -1,8 +1,8 @@
 """Start the kernel that records a notebook, send it the cells, and collect their outputs.
 
-The command of `execute.program_command` starts the process of the kernel. nbclient and nbformat are imported only
-then: this takes about as long as a kernel takes to start, and both happen at once. nbclient sends the cells, so
-outputs, widgets, tags and errors are the same as with `jupyter execute`.
+The command from `execute.program_command` starts the process of the kernel. nbclient and nbformat are imported while
+the kernel starts, because both take about as long. nbclient sends the cells, so outputs, widgets, tags and errors
+are the same as with `jupyter execute`.
 """
 
 from __future__ import annotations
@@ -28,37 +28,37 @@ from rearview.source.notebooks import language_and_positions
 from rearview.store.create_files import open_file
 
 EXECUTED = "executed.ipynb"
-"""File in the folder of a run: the notebook with its outputs."""
+"""Name of the file in the folder of a run with the executed notebook and its outputs."""
 TIMED_OUT = 124
-"""Exit code after a cell that exceeded its time limit, the same as that of the command `timeout`."""
+"""Exit code if a cell exceeded its time limit; the command `timeout` has the same exit code."""
 REUSE_FAILED = "KeptResultsUnusable"
-"""Name of the error that a kernel shows if it cannot use the stored results of cells; all cells are then run."""
+"""Name of the error that a kernel shows if it cannot use stored results of cells: all cells must be run again."""
 REUSE_VARIABLE = "REARVIEW_REUSE_CELLS"
-"""Environment variable: 0 runs every cell, even if its result is stored."""
+"""Environment variable that forbids the reuse of stored results of cells if its value is 0."""
 _REUSED = "reused.json"
-"""File in the folder of a run: for each cell, why it ran; empty if its stored results were shown."""
+"""Name of a file in the folder of a run with the reason why each cell ran, or "" if its results were reused."""
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that are passed on to the kernel."""
+"""Signals that this process passes on to the kernel."""
 _GRACE = 5.0
-"""Seconds that a cell has to end after it was interrupted."""
+"""Seconds to wait for the end of the kernel after a cell was interrupted at its time limit."""
 Show = Callable[[str, str], None]
-"""Function that prints output of a cell; its arguments are the stream (`stdout` or `stderr`) and the text."""
+"""Function `(stream, text)` that prints output of a cell; `stream` is `stdout` or `stderr`."""
 
 _CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 _RECONNECT = 10
 """Milliseconds between attempts to connect to a kernel that is starting."""
 _CHECK = 0.2
-"""Seconds without an answer after which to check that a starting kernel still lives."""
+"""Seconds to wait for an answer of a starting kernel before checking whether its process still runs."""
 
 
 def control_of(command: LaunchCommand) -> Control:
-    """Return the control message of the process that `command` starts."""
+    """Return the `Control` that `command` passes to the process that it starts."""
     return msgspec.json.decode(command.environment[VARIABLE], type=Control)
 
 
 @dataclass
 class KernelProcess:
-    """The process of a kernel, which may still be starting, and its connection file."""
+    """The process of a kernel, which may still be starting, with its connection file."""
 
     process: subprocess.Popen[bytes]
     connection_file: Path
@@ -66,7 +66,7 @@ class KernelProcess:
 
     @classmethod
     def start(cls, command: LaunchCommand, folder: Path) -> KernelProcess:
-        """Start the kernel that `command` describes; its connection file is written to `folder`."""
+        """Write a connection file to `folder`, and start the kernel of `command` with it."""
         file = folder / "kernel.json"
         connection: dict[str, Any] = {
             "transport": "ipc",
@@ -83,37 +83,37 @@ class KernelProcess:
             VARIABLE: msgspec.json.encode(control).decode(),
             "JPY_PARENT_PID": str(os.getpid()),
         }
-        # Jupyter removes this variable too: a virtual environment is misled by it
+        # the variable would mislead Python in a virtual environment; Jupyter removes it, too
         environment.pop("PYTHONEXECUTABLE", None)
         process = subprocess.Popen(
             command.command,
             env=environment,
             cwd=command.folder,
             stdin=subprocess.PIPE,
-            start_new_session=True,  # an interrupt of the process group reaches only the kernel and its children
+            start_new_session=True,  # signals to its process group reach only the kernel and its children
         )
         assert process.stdin is not None
         process.stdin.close()
         return cls(process, file, command)
 
     def forward(self, number: int) -> None:
-        """Send a signal to the kernel, if it still runs."""
+        """Send the signal `number` to the kernel's process, if it still runs."""
         if self.process.poll() is None:
             self.process.send_signal(number)
 
     def wait(self) -> int:
-        """Wait for the end of the process and return its exit code."""
+        """Wait for the end of the process; return its exit code, or 128 plus the number of the killing signal."""
         code = self.process.wait()
         return 128 - code if code < 0 else code
 
     def end_unused(self) -> None:
-        """Kill a kernel that has no client."""
+        """Kill the process, if it still runs, because no client will use the kernel."""
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
 
     def manager(self) -> Any:
-        """Return the manager with which nbclient watches and ends the process."""
+        """Return the kernel manager through which nbclient connects to, watches and ends this process."""
         import zmq
         from jupyter_client.kernelspec import KernelSpec
         from jupyter_client.provisioning.local_provisioner import LocalProvisioner
@@ -121,7 +121,7 @@ class KernelProcess:
         spec = KernelSpec(argv=list(self.command.command), display_name="Python", language="python")
         manager = _manager_class()(
             connection_file=str(self.connection_file),
-            # before a kernel ends, it writes all its records to disk
+            # no time limit: before a kernel ends, it writes all records to disk
             shutdown_wait_time=float(10**6),
         )
         manager.load_connection_file()
@@ -150,7 +150,7 @@ def _manager_class() -> Any:
 
     class KernelManager(AsyncKernelManager):
         async def _async_wait(self, pollinterval: float = 0.1) -> None:
-            """Wait for the end of the process, without polling if the system can report the end."""
+            """Wait for the end of the kernel's process, without polling if the system can report it."""
             pid = getattr(self.provisioner, "pid", None)
             if pid is not None and self.has_kernel:
                 await _end_of(pid)
@@ -160,7 +160,7 @@ def _manager_class() -> Any:
 
 
 async def _end_of(pid: int) -> None:
-    """Return when a process has ended, or at once if this system cannot report it."""
+    """Wait until the process `pid` has ended; return at once if this system cannot report that."""
     import asyncio
 
     try:
@@ -184,14 +184,14 @@ def _channels_class() -> Any:
 
     class KernelChannels(AsyncKernelClient):
         def start_channels(self, *args: Any, **kwargs: Any) -> None:
-            """Start the channels except the heartbeat: the process itself shows whether it lives."""
+            """Start all channels except the heartbeat, which is not needed: the process of the kernel is known."""
             super().start_channels(*args, **{**kwargs, "hb": False})
 
         async def wait_for_ready(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
-            """Wait until the kernel answers, and until a message that it publishes arrives.
+            """Wait until the kernel answers a request, and until a message that it publishes has arrived.
 
-            jupyter_client also waits until nothing has been published for 0.2 s. That is not needed: nbclient
-            ignores messages that do not answer its own requests.
+            jupyter_client also waits until nothing has been published for 0.2 s, which is not needed: nbclient ignores
+            messages that do not answer its own requests.
             """
             latest = float("inf") if timeout is None else monotonic() + timeout
             self.kernel_info()
@@ -209,7 +209,7 @@ def _channels_class() -> Any:
                 try:
                     await self.get_iopub_msg(timeout=_CHECK)
                 except Empty:
-                    self.kernel_info()  # messages that the kernel publishes do not arrive yet
+                    self.kernel_info()  # ask again: published messages do not arrive here yet
                     continue
                 self._handle_kernel_info_reply(message)
                 return
@@ -219,23 +219,23 @@ def _channels_class() -> Any:
 
 @dataclass
 class Executed:
-    """The result of running a notebook."""
+    """The result of running all cells of a notebook."""
 
     code: int
     cell: int = 0
-    """Number of the cell that failed, from 1 on; 0 if none did."""
+    """Number of the cell that failed, from 1, counting executed cells only; 0 if none failed."""
     why: str = ""
-    """The error in one line."""
+    """The error in one line; empty if there was none."""
     raised: str = ""
-    """Type of the exception that a cell raised; empty if it failed otherwise."""
+    """Name of the class of the exception that ended the notebook; empty if no exception did."""
     trace: str = ""
-    """The traceback that the kernel sent."""
+    """The traceback that the kernel sent for a failed cell; else empty."""
     content: Any = field(default=None, repr=False)
-    """The notebook with its outputs, in nbformat."""
+    """The notebook with its outputs, as an object of nbformat."""
 
 
 def check(data: bytes, path: str) -> list[int]:
-    """Return the positions of the cells that are executed; raise UsageError if the notebook cannot be run."""
+    """Return the indices, among all cells, of the cells to execute; raise UsageError if it is no Python notebook."""
     language, positions = language_and_positions(data, path)
     if language != "python":
         raise UsageError(
@@ -254,7 +254,10 @@ def execute(
     show: Show = lambda *_: None,
     timeout: float | None = None,
 ) -> Executed:
-    """Run all cells of the notebook `data` in the kernel that `command` starts."""
+    """Run all cells of the notebook with the content `data` in the kernel that `command` starts.
+
+    `path` is for error messages, `show` prints outputs, and `timeout` is the time limit for each cell in seconds.
+    """
     positions = check(data, path)
     _check_installed()
     with tempfile.TemporaryDirectory(prefix="rearview-") as folder:
@@ -279,7 +282,7 @@ def execute(
         except CellTimeoutError:
             executed.code = TIMED_OUT
             executed.why = f"it took longer than {timeout:g} seconds (--timeout)"
-        except (DeadKernelError, RuntimeError) as exc:  # RuntimeError: it died while it started
+        except (DeadKernelError, RuntimeError) as exc:  # RuntimeError: the kernel died at its start
             if kernel.process.poll() is None:
                 raise
             executed.why = str(exc) or "the kernel died"
@@ -304,7 +307,7 @@ def execute(
 
 
 def _check_installed() -> None:
-    """Raise UsageError if nbclient or nbformat is not installed; import neither."""
+    """Raise UsageError if nbclient or nbformat is not installed, without importing them."""
     missing_libraries = [name for name in ("nbclient", "nbformat") if find_spec(name) is None]
     if missing_libraries:
         raise UsageError(
@@ -315,10 +318,10 @@ def _check_installed() -> None:
 
 
 def with_reuse(command: LaunchCommand, *, reuse: bool) -> LaunchCommand:
-    """Return a command like `command`, with the reuse of stored results of cells switched on or off.
+    """Return `command`, changed to reuse stored results of cells if `reuse` is True.
 
-    Random generators that the notebook does not seed begin in the same states as in its last run, unless
-    `REUSE_VARIABLE` forbids reuse.
+    With either value of `reuse`, random generators that the notebook does not seed begin in the same states as in its
+    last run, unless `REUSE_VARIABLE` forbids reuse.
     """
     control = msgspec.structs.replace(
         control_of(command), reuse_cells=reuse, repeat_seeds=reuse_is_allowed(os.environ)
@@ -328,12 +331,12 @@ def with_reuse(command: LaunchCommand, *, reuse: bool) -> LaunchCommand:
 
 
 def reuse_is_allowed(environment: Mapping[str, str]) -> bool:
-    """Return True unless the environment variable `REUSE_VARIABLE` says that every cell is to be run."""
+    """Return True unless `REUSE_VARIABLE` in `environment` forbids the reuse of stored results."""
     return environment.get(REUSE_VARIABLE, "1").lower() not in {"0", "false", "no", "off"}
 
 
 def reuse_failure(content: Any) -> str:
-    """Return why a kernel could not use the stored results of cells; empty if it could."""
+    """Return the reason in the outputs of `content` why stored results could not be used; empty if they could."""
     for cell in content.cells:
         for output in cell.get("outputs", ()):
             if output.get("output_type") == "error" and output.get("ename") == REUSE_FAILED:
@@ -342,24 +345,27 @@ def reuse_failure(content: Any) -> str:
 
 
 def write(content: Any, file: Path) -> None:
-    """Write a notebook with its outputs to a file."""
+    """Write the notebook `content` with its outputs to `file`."""
     import nbformat
 
     nbformat.write(content, str(file))
 
 
 def store_executed(folder: Path, content: Any) -> None:
-    """Store a notebook with its outputs in the folder of its run."""
+    """Store the notebook `content` with its outputs as `EXECUTED` in `folder`, the folder of its run."""
     import nbformat
 
-    with contextlib.suppress(OSError):  # the store was removed: the recorder has warned already
+    with contextlib.suppress(OSError):  # the store was removed, about which the recorder has warned
         fd = open_file(folder / EXECUTED, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         with open(fd, "w", encoding="utf-8") as out:  # noqa: PTH123 - a descriptor
             out.write(nbformat.writes(content) + "\n")
 
 
 def reuse_lines(folder: Path) -> list[str]:
-    """Return messages for the user: how many cells of a run were reused, and why each other cell ran."""
+    """Return lines for the user: how many cells of the run were reused, and why each other cell ran.
+
+    Return [] if the run reused no results at all.
+    """
     try:
         facts = msgspec.json.decode((folder / _REUSED).read_bytes())
     except (OSError, msgspec.MsgspecError):
@@ -389,7 +395,7 @@ def _death(code: int) -> str:
 
 
 def _client(content: Any, kernel: KernelProcess, show: Show, timeout: float | None) -> Any:
-    """Return the client that sends the cells and prints their output."""
+    """Return the nbclient client that sends the cells of `content` to `kernel` and prints their output by `show`."""
     import asyncio
 
     from nbclient import NotebookClient
@@ -417,7 +423,7 @@ def _client(content: Any, kernel: KernelProcess, show: Show, timeout: float | No
 
         async def async_start_new_kernel(self, **kwargs: Any) -> None:
             loop = asyncio.get_running_loop()
-            # nbclient's own handlers would end the kernel in the middle of a cell
+            # replace nbclient's handlers, which would end the kernel in the middle of a cell
             for number in _FORWARDED:
                 loop.add_signal_handler(number, kernel.forward, number)
             await super().async_start_new_kernel(**kwargs)
@@ -435,5 +441,5 @@ def _client(content: Any, kernel: KernelProcess, show: Show, timeout: float | No
         startup_timeout=600,
         store_widget_state=True,
     )
-    client.owns_km = True  # nbclient then ends the kernel when all cells have run
+    client.owns_km = True  # so nbclient ends the kernel after the last cell
     return client

@@ -2,7 +2,7 @@
 
     papermill --engine rearview study.ipynb out.ipynb -p rate 0.1
 
-The notebook that papermill writes, with the parameters in it, is the source of the run.
+The notebook that papermill writes, which contains the parameters, is the source of the run.
 """
 
 from __future__ import annotations
@@ -34,31 +34,30 @@ from rearview.notebook.kernel_client import (
 
 
 class RearviewEngine:
-    """An engine of papermill that runs cells in a kernel that records them.
+    """An engine of papermill that runs notebooks in a kernel that records them.
 
-    papermill is imported when a method is called, because papermill loads this class while papermill itself is
-    imported.
+    The methods import papermill only when they are called, because papermill loads this class during its own import.
     """
 
     @classmethod
     def execute_notebook(cls, nb: Any, kernel_name: str, **options: Any) -> Any:
-        """Execute a notebook as papermill's own engine does, in a recording kernel."""
+        """Execute the notebook `nb` like papermill's own engine, in a kernel that records it."""
         return _engine().execute_notebook(nb, kernel_name, **options)
 
     @classmethod
     def nb_kernel_name(cls, nb: Any, name: str | None = None) -> str:
-        """Return the name of the notebook's kernel, as papermill's own engine does."""
+        """Return the name of the notebook's kernel, like papermill's own engine."""
         return str(_engine().nb_kernel_name(nb, name))
 
     @classmethod
     def nb_language(cls, nb: Any, language: str | None = None) -> str:
-        """Return the language of the notebook, as papermill's own engine does."""
+        """Return the language of the notebook, like papermill's own engine."""
         return str(_engine().nb_language(nb, language))
 
 
 @functools.cache
 def _engine() -> Any:
-    """Return papermill's own engine, changed to execute cells in a recording kernel."""
+    """Return a subclass of papermill's own engine that executes notebooks in a kernel that records them."""
     from papermill.engines import NBClientEngine
 
     methods = {"execute_managed_notebook": staticmethod(_execute_or_start_again)}
@@ -66,7 +65,7 @@ def _engine() -> Any:
 
 
 def _execute_or_start_again(nb_man: Any, kernel_name: str, **options: Any) -> Any:
-    """Execute a notebook; if stored results of its cells cannot be used, execute all cells."""
+    """Execute the notebook of `nb_man`, reusing stored results; if they cannot be used, execute all cells."""
     from papermill.log import logger
 
     reuse = reuse_is_allowed(os.environ)
@@ -100,7 +99,7 @@ def _execute(nb_man: Any, kernel_name: str, *, reuse: bool, **options: Any) -> A
         try:
             executed = client.execute()
         finally:
-            # the kernel still runs if it did not answer the request to end
+            # end the kernel if it has not obeyed the client's request to end
             kernel.forward(signal.SIGTERM)
             kernel.wait()
     if command.run_folder is not None:
@@ -111,7 +110,10 @@ def _execute(nb_man: Any, kernel_name: str, *, reuse: bool, **options: Any) -> A
 
 
 def _start(nb_man: Any, *, reuse: bool) -> LaunchCommand:
-    """Return the command that starts the kernel, for the notebook that papermill has just written."""
+    """Save the notebook of `nb_man` to papermill's output file; return the command that starts its kernel.
+
+    Raise UsageError if papermill writes no local file.
+    """
     out = nb_man.output_path
     if not out or "://" in str(out) or str(out) == "-":
         raise UsageError(

@@ -1,9 +1,9 @@
 """Restore the variables of a live notebook to their values after an earlier cell, with the magic `%rv`.
 
 Before a cell runs, the variables that the cell can reach are copied, unless there is a copy already. Variables
-that share objects are copied and restored together, so that aliases stay aliases. Functions, classes and
-modules are kept by reference; the state of functions and classes of the notebook, such as a counter in a class, is
-copied.
+that share objects form a group, which is copied and restored as a whole, so that aliases remain aliases. Functions,
+classes and modules are not copied but referred to; the state of functions and classes of the notebook, such as a
+counter in a class, is copied.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ HELP = """\
 
 @dataclass
 class Group:
-    """Variables that share objects, with a copy of their content at one time."""
+    """Variables that share objects, with a copy of their content as it was after some cell."""
 
     names: tuple[str, ...]
     number: int
-    """Unique for each content of these variables."""
+    """Number of this group in the order in which groups were made."""
     data: bytes | None = None
     buffers: list[bytearray] = field(default_factory=list)
     refused: str = ""
-    """Why the variables cannot be copied; empty if they can."""
+    """Reason why the variables cannot be copied; empty if they can."""
     digest: str = ""
     notes: tuple[str, ...] = ()
-    """Parts that the copy lacks, in words."""
+    """Sentences about parts of the variables that are not in the copy."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the copy."""
+        """Size of the copy in bytes; 0 if there is none."""
         return len(self.data or b"") + sum(map(len, self.buffers))
 
 
@@ -65,17 +65,17 @@ _DESCRIPTORS = (classmethod, staticmethod, property)
 
 
 class LiveObjects:
-    """Functions, classes and namespaces that copies refer to, and do not contain.
+    """Functions, classes and namespaces to which copies of variables refer, instead of containing them.
 
-    A copy is loaded in the process that made it, so it can refer to live objects. A function that was copied
-    together with its global variables would see only their old values.
+    A copy is loaded in the process that made it, so it can refer to live objects. A function that was copied together
+    with its global variables would see only their old values.
     """
 
     def __init__(self) -> None:
         self._objects: dict[str, Any] = {}
 
     def name(self, obj: Any) -> str | None:
-        """Return the name by which a copy refers to an object, or None if the copy contains the object."""
+        """Return the name by which a copy refers to `obj`, or None if `obj` itself is to be copied."""
         if isinstance(obj, type) or (type(obj) is types.FunctionType and not _has_state(obj)):
             return self._keep(obj)
         if isinstance(obj, _Reference):
@@ -83,13 +83,13 @@ class LiveObjects:
         return None
 
     def _keep(self, obj: Any) -> str:
-        name = str(id(obj))  # unique, because the object is kept in memory
+        name = str(id(obj))  # unique, because `self._objects` keeps the object in memory
         self._objects[name] = obj
         return name
 
     @staticmethod
     def rebuild(obj: Any) -> Any:
-        """Return how pickle rebuilds a function with state or a variable of a closure, or None for any other object."""
+        """Return pickle's reduce tuple for a function or a closure's variable, or None for any other object."""
         if type(obj) is types.CellType:
             try:
                 content: tuple[Any, ...] = (obj.cell_contents,)
@@ -104,14 +104,14 @@ class LiveObjects:
         return _function, arguments, state, None, None, _fill_function
 
     def load(self, data: bytes, buffers: Iterable[Any]) -> Any:
-        """Return the content of a copy."""
+        """Return the objects in a copy, given its pickle `data` and its `buffers`."""
         unpickler = _CopyLoader(io.BytesIO(data), buffers=buffers)
         unpickler.objects = self._objects
         return unpickler.load()
 
 
 class _Reference:
-    """A placeholder in a copy for an object that is not copied."""
+    """Stands in a pickle for an object to which the copy refers."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -125,7 +125,7 @@ class _CopyLoader(pickle.Unpickler):
 
 
 def _has_state(function: types.FunctionType) -> bool:
-    """Return True if a function has defaults, attributes or a closure that may change, and cannot be imported."""
+    """Return True if a function has attributes, a closure or mutable defaults, and cannot be imported by name."""
     if function.__module__ != "__main__" and importable(function):
         return False
     defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
@@ -150,15 +150,15 @@ def _fill_cell(cell: types.CellType, content: tuple[Any, ...]) -> None:
 
 
 class DefinitionCopy:
-    """The state of a function or class of the notebook at one time: attributes and defaults."""
+    """A copy of the state of a function or class of the notebook: attributes and defaults, also of methods."""
 
     def __init__(self, value: Any) -> None:
         self._live = LiveObjects()
         self._uncopied: dict[str, Any] = {}
-        """Attributes that cannot change or cannot be copied."""
+        """Name -> value of attributes that cannot change, or cannot be copied."""
         self._copied: dict[str, Serialized] = {}
         self._functions: dict[str, DefinitionCopy] = {}
-        """State of the methods of a class."""
+        """Name of a method of a class -> copy of the method's state."""
         for name, attribute in attributes_of(value).items():
             if isinstance(attribute, types.FunctionType):
                 self._functions[name] = DefinitionCopy(attribute)
@@ -173,7 +173,7 @@ class DefinitionCopy:
                 self._copied[name] = copied
 
     def restore(self, value: Any) -> bool:
-        """Restore the attributes of a function or class; return True if any of them had changed."""
+        """Restore the copied state of the function or class `value`; return True if it had changed."""
         changed = False
         now = attributes_of(value)
         for name in now.keys() - self._uncopied.keys() - self._copied.keys():
@@ -202,30 +202,30 @@ def _serialized_or_none(value: Any, live: LiveObjects) -> Serialized | None:
         copied = serialize({"": value}, by_name=live.name, rebuild=live.rebuild)
     except Exception:
         return None
-    # the program may change the arrays: copy their memory
+    # copy the memory of arrays, because the program may change them
     buffers = [pickle.PickleBuffer(bytes(buffer.raw())) for buffer in copied.buffers]
     return Serialized(copied.data, buffers, copied.digest)
 
 
 @dataclass(frozen=True)
 class Moment:
-    """The variables after one cell."""
+    """The variables as they were after one cell."""
 
     cell: int
     source: str
     seconds: float
     groups: Mapping[str, Group]
-    """The group of each variable."""
+    """Variable -> its group."""
     references: Mapping[str, Any]
-    """Variables that are functions, classes or modules."""
+    """Variable -> value, for variables that are functions, classes or modules."""
     definitions: Mapping[str, DefinitionCopy]
-    """The state of the functions and classes that the notebook defines."""
+    """Function or class that the notebook defines -> copy of its state."""
     random: Mapping[str, Any]
-    """States of the global random generators, by library."""
+    """Library -> state of its global random generator."""
 
 
 class Undo:
-    """Remembers the variables of a namespace after each cell, and restores them."""
+    """Remembers the variables in a namespace after each cell, and restores them."""
 
     def __init__(self, namespace: dict[str, Any], hidden: Iterable[str] = ()) -> None:
         self.namespace = namespace
@@ -239,7 +239,7 @@ class Undo:
         self._keep(0, "", 0.0)
 
     def variables(self) -> dict[str, Any]:
-        """Return the user's variables."""
+        """Return name -> value of the user's variables, without names that are hidden or begin with an underscore."""
         return {
             name: value
             for name, value in self.namespace.items()
@@ -247,7 +247,7 @@ class Undo:
         }
 
     def before(self, source: str) -> None:
-        """Copy the variables that a cell, about to run, can reach and that have no copy yet."""
+        """Before the cell `source` runs, copy the groups of variables that it can reach and that have no copy yet."""
         reached = reachable(source, self.variables())
         self._touched = []
         for group in {id(group): group for group in self._groups.values()}.values():
@@ -258,7 +258,7 @@ class Undo:
         self._started = perf_counter()
 
     def after(self, cell: int, source: str) -> Moment:
-        """Record the variables after a cell."""
+        """Record the variables after the cell with the number `cell`; return the moment."""
         return self._keep(cell, source, perf_counter() - self._started)
 
     def _keep(self, cell: int, source: str, seconds: float) -> Moment:
@@ -308,9 +308,10 @@ class Undo:
         group.buffers = [bytearray(buffer.raw()) for buffer in copied.buffers]
 
     def back_to(self, moment: Moment) -> list[str]:
-        """Restore the variables to their values at a moment; return the names of the variables that changed.
+        """Restore the variables to their values at `moment`; return the names of the variables that this changed.
 
-        If a copy lacked a part of a variable, the name is followed by a note about this part.
+        If a part of a variable could not be copied, its name is followed by a note in parentheses. Raise UsageError, and
+        change nothing, if a variable cannot be restored.
         """
         todo: dict[int, Group] = {}
         for name, group in moment.groups.items():
@@ -330,7 +331,7 @@ class Undo:
         for group in todo.values():
             restored |= _load(group, moment, self._live)
         for group in todo.values():
-            # the copy is now the variable itself; before the next cell that can reach it, a new copy is made
+            # the restored variables use the memory of the copy: before a cell can reach them, a new copy is made
             group.data, group.buffers, group.digest = None, [], ""
             if group.notes:
                 notes |= dict.fromkeys(group.names, f" ({group.notes[0]})")
@@ -352,14 +353,14 @@ class Undo:
         return [name + notes.get(name, "") for name in changed]
 
     def undo(self) -> tuple[Moment, list[str]]:
-        """Restore the variables to their values before the last cell; return the moment and the changed names."""
+        """Restore the variables to their values before the last cell; return (restored moment, changed names)."""
         if len(self.moments) < 2:
             raise UsageError("There is no cell to undo.", slug="no-undo")
         moment = self.moments[-2]
         return moment, self.back_to(moment)
 
     def checkout(self, cell: int) -> tuple[Moment, list[str]]:
-        """Restore the variables to their values after a numbered cell; return the moment and the changed names."""
+        """Restore the variables to their values after In [`cell`]; return (restored moment, changed names)."""
         for moment in reversed(self.moments):
             if moment.cell == cell:
                 return moment, self.back_to(moment)
@@ -371,7 +372,7 @@ class Undo:
 
 
 def _load(group: Group, moment: Moment, live: LiveObjects) -> dict[str, Any]:
-    """Return the variables of a copy."""
+    """Return name -> value of the variables in the copy of a group; raise UsageError if it cannot be loaded."""
     assert group.data is not None
     try:
         with GcPaused():
@@ -386,20 +387,21 @@ def _load(group: Group, moment: Moment, live: LiveObjects) -> dict[str, Any]:
 
 
 def _random() -> dict[str, Any]:
-    """Return the states of the global random generators of loaded libraries."""
+    """Return library -> state of its global random generator, for the loaded libraries."""
     if "numpy" in sys.modules:
-        importlib.import_module("numpy.random")  # NumPy would seed the generator at its first draw
+        # NumPy seeds its global generator during this import: it must have a state that can be read
+        importlib.import_module("numpy.random")
     return read_random_state()
 
 
 def size_of(moments: Iterable[Moment]) -> int:
-    """Return how many bytes the copies of some moments take."""
+    """Return the total size in bytes of the copies of all `moments`; a shared copy counts once."""
     groups = {id(group): group for moment in moments for group in moment.groups.values()}
     return sum(group.nbytes for group in groups.values()) + sys.getsizeof(groups)
 
 
 class NotebookTable:
-    """A table of texts, which a notebook shows as HTML and a console as text."""
+    """A table of strings with a heading and a note, shown as HTML in a notebook and as text in a console."""
 
     def __init__(self, rows: list[tuple[str, ...]], head: tuple[str, ...], note: str = "") -> None:
         self._rows, self._head, self._note = rows, head, note
@@ -422,13 +424,13 @@ class NotebookTable:
 
 
 class Magics:
-    """Executes `%rv` in one shell."""
+    """The magic `%rv` of one IPython shell; it also observes which cells the shell runs."""
 
     def __init__(self, shell: Any) -> None:
         self.shell = shell
         self.undo = Undo(shell.user_ns, shell.user_ns_hidden)
         self._watched = False
-        """Whether the running cell started after the magic was loaded, and is not a `%rv` line itself."""
+        """Whether the running cell is recorded: it started after `%rv` was loaded, and does not begin with `%rv`."""
         shell.events.register("pre_run_cell", self._before)
         shell.events.register("post_run_cell", self._after)
 
@@ -445,7 +447,7 @@ class Magics:
         self.undo.after(int(result.execution_count or 0), result.info.raw_cell or "")
 
     def __call__(self, line: str) -> Any:
-        """Execute the line after `%rv`."""
+        """Execute a line `%rv …` and return the table to show; `line` is the text after `%rv`."""
         verb, _, arguments = line.strip().partition(" ")
         try:
             if verb == "undo":
@@ -484,6 +486,6 @@ class Magics:
 
 
 def register(shell: Any) -> None:
-    """Add `%rv` to a shell, once."""
+    """Add the magic `%rv` to an IPython shell that does not have it yet."""
     if "rv" not in shell.magics_manager.magics["line"]:
         shell.register_magic_function(Magics(shell), "line", "rv")

@@ -1,1 +1,1 @@
-"""Cells of notebooks and scripts, in the process that runs them: execute them, record their inputs, reuse results."""
+"""Run the cells of notebooks and scripts: execute them, record their inputs, reuse their stored results."""

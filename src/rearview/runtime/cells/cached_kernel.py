@@ -24,35 +24,35 @@ from rearview.store.create_files import publish
 from rearview.store.trust import is_trusted
 
 FILE = "reused.json"
-"""File in the folder of a run: for each cell, why it was run; empty if its stored results were shown."""
+"""Name of a file in the folder of a run, with (cell number, reason why it ran or "" if it was skipped)."""
 SHOWN = ("stream", "display_data", "execute_result", "update_display_data", "clear_output")
-"""Types of messages with the output of a cell."""
+"""Types of the kernel's messages that contain output of a cell."""
 _COMMS = ("comm_open", "comm_msg", "comm_close")
-"""Types of messages of widgets."""
+"""Types of the kernel's messages by which widgets communicate."""
 
 
 class RunsCells(Protocol):
-    """The part of `Cells` that `CachedKernel` uses."""
+    """The attributes and methods of `notebook_kernel.Cells` that `CachedKernel` uses."""
 
     notebook: Notebook
     random: Any
 
     def in_part(self, cell: CodeCell, text: str) -> AbstractContextManager[None]:
-        """While the body runs, instrument `text`, a part of a cell, as the whole cell would be."""
+        """While the body runs, treat `text`, a part of `cell`, as the cell that is being executed."""
         ...
 
     def is_last(self, cell: CodeCell) -> bool:
-        """Return True if a cell is the last cell of the notebook."""
+        """Return True if `cell` is the last cell of the notebook."""
         ...
 
 
 class ShownMessages:
-    """Collects the messages by which a kernel shows the output of cells."""
+    """Collects the messages by which a kernel sends the output of cells to its front end."""
 
     def __init__(self, kernel: Any) -> None:
         self.messages: list[dict[str, Any]] = []
         self.problem = ""
-        """Why the output of a cell cannot be sent again; empty if it can."""
+        """Reason why the collected output cannot be shown again later; empty if it can."""
         self.muted = False
         self._send = kernel.session.send
         kernel.session.send = self._pass
@@ -68,7 +68,7 @@ class ShownMessages:
             if kind in _COMMS or kw.get("buffers"):
                 self.problem = "it shows a widget"
             elif kind in SHOWN:
-                # a copy as text: the program may change the shown objects later
+                # a copy: the program may change the shown objects later
                 self.messages.append(
                     {"type": kind, "content": msgspec.json.decode(msgspec.json.encode(output))}
                 )
@@ -77,14 +77,14 @@ class ShownMessages:
         return self._send(stream, message, content, *args, **kw)
 
     def take(self) -> list[dict[str, Any]]:
-        """Return the messages since the last call, and forget them."""
+        """Return the messages collected since the last call."""
         sys.stdout.flush()
         sys.stderr.flush()
         messages, self.messages = self.messages, []
         return messages
 
     def show(self, kind: str, content: Mapping[str, Any]) -> None:
-        """Send a message to the front end, as an output of the cell being executed."""
+        """Send a message of type `kind` to the front end, as output of the cell that is being executed."""
         kernel = self._kernel
         topic = f"kernel.{kernel.ident}.{kind}".encode()
         self._send(
@@ -97,7 +97,7 @@ class ShownMessages:
 
 
 class CachedKernel:
-    """Decides for each cell whether to show its stored results or to run it."""
+    """Decides for each cell of a notebook whether to show its stored results or to run it."""
 
     def __init__(
         self, kernel: Any, cells: RunsCells, session: Recorder, cache: CellCache, off: str
@@ -108,7 +108,7 @@ class CachedKernel:
         self._cache = cache
         self._published = ShownMessages(kernel)
         self._off = off
-        """Why no results are reused; empty if results are reused."""
+        """Reason why no results of this notebook are reused; empty if results are reused."""
         self._why = ""
         self._logged = 0
 
@@ -116,7 +116,7 @@ class CachedKernel:
     def start(
         cls, kernel: Any, cells: RunsCells, session: Recorder, lineage: Lineage
     ) -> CachedKernel | None:
-        """Return the CachedKernel of a notebook, or None if the store is not trusted."""
+        """Return the CachedKernel of a notebook, or None if the store is not trusted, so that nothing is unpickled."""
         if not is_trusted(session.project.store, session.settings.trust):
             return None
         off = ""
@@ -137,10 +137,14 @@ class CachedKernel:
         return cls(kernel, cells, session, cache, off)
 
     async def before(self, cell: CodeCell, run: Callable[..., Any]) -> dict[str, Any] | None:
-        """Show the stored results of a cell and return the kernel's reply, or return None if the cell has to run."""
+        """Show the stored results of `cell` and return the reply to its execution, or return None if it has to run.
+
+        Before a cell that has to run, the state that skipped cells would have left is restored; `run` executes code for
+        that.
+        """
         if self._off:
             if self._cache.has_skipped():
-                return self._give_up(self._off)  # the variables of skipped cells are not loaded
+                return self._give_up(self._off)  # this cell may need variables of skipped cells
             self._cache.decisions.append((cell.number, self._off))
             return None
         try:
@@ -180,7 +184,7 @@ class CachedKernel:
         return {"status": "ok", "execution_count": number, "payload": [], "user_expressions": {}}
 
     def _give_up(self, why: str) -> dict[str, Any]:
-        """Show the error by which the client knows that it must run all cells; return the kernel's reply."""
+        """Show the error that tells the client to run all cells again; return it as the reply to the execution."""
         error = {"ename": REUSE_FAILED, "evalue": why, "traceback": [f"{REUSE_FAILED}: {why}"]}
         self._published.show("error", error)
         self._session.code = 1
@@ -188,7 +192,7 @@ class CachedKernel:
         return {"status": "error", "execution_count": number, "payload": [], **error}
 
     async def _run_late(self, run: Callable[..., Any], cell: CodeCell, text: str) -> str:
-        """Run a part of a skipped cell without showing its output; return the error, or ""."""
+        """Run `text`, a skipped cell or a part of it, without showing its output; return the error, or ""."""
         self._published.take()
         self._published.muted = True
         try:
@@ -202,7 +206,7 @@ class CachedKernel:
         return "" if reply["status"] == "ok" else f"{reply.get('ename')}: {reply.get('evalue')}"
 
     def begin(self, cell: CodeCell) -> None:
-        """Remember the state before a cell runs."""
+        """Remember the state before `cell` runs, to find out afterwards what the cell has changed."""
         if not self._off:
             self._logged = self._session.log_calls
             try:
@@ -211,7 +215,7 @@ class CachedKernel:
                 self._off = f"looking at the variables failed: {type(exc).__name__}: {exc}"
 
     def after(self, cell: CodeCell, reply: Mapping[str, Any], lineage: CellLineage | None) -> None:
-        """Store the inputs, the results and the output of a cell that was run."""
+        """Store the inputs, results and output of `cell`, which has run, if they can be reused later."""
         if self._off:
             return
         messages = self._published.take()
@@ -228,7 +232,7 @@ class CachedKernel:
             self._off = f"keeping results failed: {type(exc).__name__}: {exc}"
 
     def close(self) -> None:
-        """Write the decision about each cell to the folder of the run, and remove old results."""
+        """Write the decision about each cell to the folder of the run, and remove the least recently used results."""
         folder: Path = self._session.runs.folder(self._session.run)
         if folder.is_dir():
             facts = {"format": 1, "cells": self._cache.decisions, "off": self._off}

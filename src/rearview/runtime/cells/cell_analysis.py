@@ -1,6 +1,6 @@
-"""Analyse the text of a cell: its names, its definitions, and its calls whose result is not used.
+"""Analyse the source of a cell: its names, its definitions, and its calls whose result is not used.
 
-`CellReads` finds the names whose value a cell uses before it sets them.
+`CellReads` finds the names whose values a cell uses before it binds them itself.
 """
 
 from __future__ import annotations
@@ -17,40 +17,40 @@ from rearview.source.cells import code_hash
 from rearview.source.notebooks import is_unreadable, python_of
 
 HARMLESS_MAGICS = ("matplotlib", "config", "load_ext", "reload_ext", "autoreload", "precision")
-"""Line magics that only change settings, so that running them again is harmless."""
+"""Names of line magics that only change settings, so that running them again is harmless."""
 SHOWING_MAGICS = frozenset({"html", "HTML", "latex", "markdown", "javascript", "js", "svg", "SVG"})
-"""Cell magics that only show their text."""
+"""Names of cell magics that only display their text."""
 PROFILERS = frozenset({"prun", "lprun", "memit", "mprun"})
 _MEASURED = re.compile(
     r"(?P<indent>\s*)(?:(?P<target>\w+)\s*=\s*)?%%?(?P<magic>timeit|time)\b(?P<rest>.*)\Z",
     re.DOTALL,
 )
-"""A line with a magic that measures how long a statement takes."""
+"""Matches a line with `%time` or `%timeit`, which measure how long a statement takes."""
 _OPTIONS = re.compile(r"(?:\s*-(?:[nrpv]\s*\d+|[tcqo]+)(?=\s|\Z))*")
-"""Options of `%timeit`, before the statement."""
+"""Matches the options of `%timeit` before the statement."""
 FILE_QUESTIONS = frozenset(
     {"exists", "lexists", "isfile", "isdir", "is_file", "is_dir", "stat", "lstat", "access"}
     | {"getmtime", "getctime", "getatime", "getsize", "disk_usage"}
 )
-"""Functions that ask the file system without opening a file: their results are not recorded."""
+"""Names of functions that get facts about a file without opening it, which are not recorded as inputs."""
 CLOCKS = frozenset(
     {"time", "perf_counter", "monotonic", "process_time", "thread_time", "clock_gettime", "clock"}
     | {"time_ns", "perf_counter_ns", "monotonic_ns", "process_time_ns", "now", "utcnow", "today"}
     | {"localtime", "gmtime", "ctime", "strftime", "asctime"}
 )
-"""Functions that read the clock."""
+"""Names of functions that read the clock."""
 UNDOING = frozenset(
     {"catch_warnings", "printoptions", "errstate", "option_context", "rc_context", "context"}
     | {"config_context"}
 )
-"""Context managers that restore the settings of their module at their end."""
+"""Names of context managers that restore the settings of their module when they end."""
 SHOWN = frozenset({"_", "__", "___", "Out", "_oh", "In", "_ih", "_i", "_ii", "_iii"})
-"""Names under which a kernel keeps earlier cells and their results."""
+"""Names of variables in which a kernel keeps the sources and results of earlier cells."""
 
 EVALUATING = frozenset(
     {"query", "eval", "ols", "glm", "logit", "from_formula", "dmatrices", "dmatrix"}
 )
-"""Methods of pandas and statsmodels that evaluate a text with the variables of the notebook."""
+"""Names of methods of pandas and statsmodels that evaluate a string with the variables of the notebook."""
 _NUMBERED = re.compile(r"_i?\d+\Z")
 
 
@@ -61,67 +61,67 @@ class Definition:
     name: str
     digest: str
     names: frozenset[str]
-    """Names that the body uses and does not define."""
+    """Names that the body uses and does not define itself."""
     attributes: frozenset[str]
     at_once: frozenset[str]
-    """Names that are looked up when the definition runs: decorators, defaults, bases."""
+    """Names that are looked up when the definition itself runs: in decorators, defaults and base classes."""
     calls_at_once: bool
-    """Whether the definition calls something when it runs: a decorator, or a call in a default or in a class body."""
+    """Whether running the definition calls something: a decorator, or a call in a default or a class body."""
     calls: frozenset[str]
-    """Calls in the body whose result is not used, as dotted names."""
+    """Dotted names of the calls in the body whose result is not used, as in `CellAnalysis.calls`."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatementEffect:
-    """A call whose result is not used, and the top-level statement that contains the call."""
+    """A call whose result is not used, so it is made for its effect, and the top-level statement that contains it."""
 
     call: str
     digest: str
-    """Hash of the statement."""
+    """Hash of the statement's syntax tree."""
     names: frozenset[str]
-    """Names in the statement."""
+    """Names of the variables in the statement."""
     node: ast.stmt
 
 
 @dataclass(frozen=True, slots=True)
 class CellAnalysis:
-    """What the text of one cell shows."""
+    """Facts about one cell that were found in its source."""
 
     digest: str
     """Hash of the cell's code."""
     names: frozenset[str]
-    """Variables that the cell names, without names in functions that it defines and does not call."""
+    """Names of variables in the cell, except in the bodies of functions that it defines and does not call."""
     imports: frozenset[str]
-    """Full names of the modules that the cell imports."""
+    """Full names of the modules that the cell imports, such as `os.path`."""
     statement_names: frozenset[str]
-    """Names in the statements that are neither imports nor definitions."""
+    """Names of variables in the statements that are neither imports nor definitions."""
     reads: frozenset[str]
-    """Variables whose earlier value the cell may use: it does not set them first."""
+    """Variables whose value from earlier cells the cell may use, because it does not bind them first."""
     attributes: frozenset[str]
     definitions: tuple[Definition, ...]
     preamble: str
-    """The imports and definitions alone, on their own lines of the cell; empty if there are none."""
+    """The cell with only its imports and definitions; all other lines are blank. Empty if there are none."""
     only_preamble: bool
     """Whether the cell has no statements except imports and definitions."""
     calls: frozenset[str]
-    """Calls whose result is not used, as dotted names: `plt.style.use`; an assignment to an attribute ends with `=`."""
+    """Dotted names of calls whose result is not used (`plt.style.use`), and of assigned attributes (`np.x=`)."""
     last_call: str
-    """The call that is the last statement, if it is one: its result is used if the cell shows it."""
+    """Dotted name of the call that is the last statement, whose result the cell may display; empty if there is none."""
     text: str
-    """The source as Python, without `setup_magics`; a line `%timeit f(x)` is the statement `f(x)`."""
+    """The source as Python code, without `setup_magics`; a line `%timeit f(x)` became the statement `f(x)`."""
     setup_magics: tuple[tuple[int, str], ...]
-    """Line number and text of each magic of the cell that is in `HARMLESS_MAGICS`."""
+    """(line number from 0, text) of each magic of the cell that is in `HARMLESS_MAGICS`."""
     effects: tuple[StatementEffect, ...]
-    """The calls whose result is not used, with their statements."""
+    """All calls and assignments as in `calls`, with their statements, including the last statement."""
     reads_clock: bool
-    """Whether the cell names a function that reads the clock."""
+    """Whether the name of a function that reads the clock occurs in the cell."""
     refused: str
-    """Why the results of the cell cannot be stored, as its text shows; empty if they can."""
+    """Reason in the source why the results of the cell cannot be reused; empty if there is none."""
     reads_outputs: bool
-    """Whether the cell reads earlier cells or their results by `_`, `Out`, `In` and similar names."""
+    """Whether the cell reads sources or results of earlier cells through `_`, `Out`, `In` and similar variables."""
 
     def setup_text(self, effects: Iterable[StatementEffect]) -> str:
-        r"""Return the imports, definitions and set-up magics of the cell, and the statements of `effects`, as Python.
+        r"""Return as Python the imports, definitions and `setup_magics` of the cell, and the statements of `effects`.
 
         >>> cell = analyse("%matplotlib inline\nimport seaborn as sns\nsns.set(); x = 1\nx")
         >>> print(cell.setup_text([each for each in cell.effects if each.call == "sns.set"]))
@@ -141,7 +141,7 @@ class CellAnalysis:
 
 @lru_cache(maxsize=4096)
 def analyse(source: str) -> CellAnalysis:
-    r"""Return the analysis of a cell's source.
+    r"""Return the facts that the source of a cell shows.
 
     >>> cell = analyse("import numpy as np\nx = np.ones(3)\nnp.seterr(all='raise')")
     >>> sorted(cell.names), cell.preamble, cell.only_preamble, cell.last_call
@@ -240,7 +240,7 @@ def _digest(node: ast.AST) -> str:
 
 
 def _uncommon_magic(tree: ast.Module) -> str:
-    """Return why a cell must run that has a shell line or a magic of unknown effect; empty if it has none."""
+    """Return a reason if a cell has a shell line or a magic of unknown effect, so that it must run; else empty."""
     for node in ast.walk(tree):
         call = node.func if isinstance(node, ast.Call) else None
         if not isinstance(node, ast.Call) or not isinstance(call, ast.Attribute):
@@ -258,10 +258,10 @@ def _uncommon_magic(tree: ast.Module) -> str:
 
 
 def _timed_statement(timed: re.Match[str]) -> str:
-    """Return the statement that `%time` or `%timeit` runs; a variable for the result is set to None."""
+    """Return the statement that `%time` or `%timeit` runs, followed by `x = None` if the line assigns to `x`."""
     statement = timed["rest"].strip()
     if timed["magic"] == "timeit":
-        # the pattern matches every text
+        # the pattern matches any string, so the result is never None
         statement = statement[_OPTIONS.match(statement).end() :].strip()  # type: ignore[union-attr]
     parts = [
         part for part in (statement, f"{timed['target']} = None" if timed["target"] else "") if part
@@ -288,13 +288,13 @@ def _names_at_once(body: Iterable[ast.stmt], definitions: Iterable[Definition]) 
 
 
 def _magics(source: str) -> set[str]:
-    """Return the first words of lines that may be magics."""
+    """Return the first words of the lines that may be magics, without `%`."""
     words = (line.strip().lstrip("%").split() for line in source.split("\n") if "%" in line[:9])
     return {word[0] for word in words if word}
 
 
 def _defined_name(node: ast.stmt) -> str:
-    """Return the name of a top-level function, class or lambda; empty for any other statement."""
+    """Return the name that a definition of a function, class or named lambda binds; empty for other statements."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return node.name
     if isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda):
@@ -309,7 +309,7 @@ def _is_preamble(node: ast.stmt) -> bool:
 
 
 def _definition(node: ast.stmt) -> Definition:
-    """Return what the text of a function, class or lambda shows."""
+    """Return the facts about the definition of a function, class or named lambda."""
     attributes = names_in(node)[1]
     parts_at_once: list[ast.AST] = []
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -350,7 +350,7 @@ def _definition(node: ast.stmt) -> Definition:
 
 
 def _only_lines(text: str, statements: Iterable[ast.stmt]) -> str:
-    """Return the text of some statements on their own lines; all other lines are blank."""
+    """Return `text` with only the given statements, on their original lines; all other lines are blank."""
     lines = text.split("\n")
     kept_lines = [""] * len(lines)
     for node in statements:
@@ -367,9 +367,9 @@ def _only_lines(text: str, statements: Iterable[ast.stmt]) -> str:
 
 
 def _effect_calls(body: Iterable[ast.stmt], *, deep: bool = False) -> Iterator[str]:
-    """Yield dotted names of calls whose result is not used, and `name=` for each assignment to an attribute or item.
+    """Yield the dotted name of each call whose result is not used, and `a.b=` for an assignment to `a.b` or `a.b[0]`.
 
-    Function bodies are included only if `deep` is True.
+    Bodies of functions and classes in `body` are included only if `deep` is True.
     """
     for statement in body:
         todo: list[ast.AST] = [statement]
@@ -406,7 +406,7 @@ def _effect_calls(body: Iterable[ast.stmt], *, deep: bool = False) -> Iterator[s
 
 
 def _dotted(node: ast.AST) -> str:
-    """Return `a.b.c` for an expression such as `a.b[0].c()`; empty if it does not begin with a name."""
+    """Return `a.b.c` for an expression such as `a.b[0].c()`; empty if the expression does not begin with a name."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
         if isinstance(node, ast.Attribute):
@@ -418,7 +418,7 @@ def _dotted(node: ast.AST) -> str:
 
 
 def names_in(tree: ast.AST) -> tuple[set[str], set[str]]:
-    """Return the names of all variables and of all attributes in a syntax tree."""
+    """Return (names of variables, names of attributes) that occur in a syntax tree."""
     names: set[str] = set()
     attributes: set[str] = set()
     for node in ast.walk(tree):
@@ -436,7 +436,7 @@ def names_in(tree: ast.AST) -> tuple[set[str], set[str]]:
 
 
 def names_in_texts(node: ast.AST) -> set[str]:
-    """Return the names in texts that a library evaluates with the variables of the cell: `frame.query("x > @y")`."""
+    """Return the names in strings that a library evaluates with the notebook's variables: `frame.query("x > @y")`."""
     return {
         name
         for call in ast.walk(node)
@@ -450,10 +450,10 @@ def names_in_texts(node: ast.AST) -> set[str]:
 
 
 def names_used(node: ast.AST, *, when_called: bool = False) -> set[str]:
-    """Return the names whose value a statement or expression takes from outside.
+    """Return the names of variables whose value a statement or expression uses, without its own local variables.
 
-    Local variables of functions, lambdas and comprehensions are left out. `when_called` also leaves out names that
-    are looked up while a function or class is defined.
+    Local variables are those of functions, lambdas and comprehensions. `when_called` also leaves out names that are
+    looked up while a function or class is defined.
 
     >>> sorted(names_used(ast.parse("y = [f(i) for i in x]").body[0]))
     ['f', 'x']
@@ -468,7 +468,7 @@ def names_used(node: ast.AST, *, when_called: bool = False) -> set[str]:
     try:
         table = symtable.symtable(ast.unparse(node), "<cell>", "exec")
     except (SyntaxError, ValueError, RecursionError):
-        return names_in(node)[0]  # symtable refuses `await` at the top of a cell
+        return names_in(node)[0]  # `symtable` refuses `await` outside functions
     names: set[str] = set()
     if not when_called:
         for each in ast.walk(node):
@@ -488,7 +488,7 @@ def names_used(node: ast.AST, *, when_called: bool = False) -> set[str]:
 
 
 def _is_shell_line(node: ast.expr) -> bool:
-    """Return True if IPython made this call from a line `!command`, which can name variables of the notebook."""
+    """Return True if `node` is the call that IPython makes of a line `!command`, which can use variables."""
     return (
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
@@ -500,7 +500,7 @@ def _is_shell_line(node: ast.expr) -> bool:
 
 
 class CellReads:
-    r"""Collects the names whose value a cell may use before it sets them, statement by statement.
+    r"""Collects the names whose value a cell may use before it binds them, statement by statement.
 
     >>> cell = ast.parse("x = 1\nfor i in y:\n    x += i\nprint(x, z)")
     >>> sorted(CellReads([]).of(cell.body))
@@ -514,7 +514,7 @@ class CellReads:
         self._reads: set[str] = set()
 
     def of(self, body: Iterable[ast.stmt]) -> set[str]:
-        """Return the names whose earlier value the statements may use, on any branch."""
+        """Return the names whose values the statements of `body` may use before they bind them, on any branch."""
         bound: frozenset[str] = frozenset()
         for node in body:
             name = _defined_name(node)
@@ -525,19 +525,19 @@ class CellReads:
         return self._reads
 
     def _read(self, node: ast.AST | None, bound: frozenset[str]) -> None:
-        """Add the names that a statement or expression uses and that are not yet bound."""
+        """Add the names that `node` uses and that are not in `bound`, the names that the cell has bound before."""
         if node is None:
             return
         names = names_used(node) | names_in_texts(node)
         uncalled = set(self._definitions)
-        while called := uncalled & names:  # a function of this cell uses the names in its body
+        while called := uncalled & names:  # add the names in the bodies of functions of this cell
             uncalled -= called
             for name in called:
                 names = names.union(*(each.names for each in self._definitions[name]))
         self._reads |= names - bound
 
     def _read_target(self, target: ast.expr, bound: frozenset[str]) -> None:
-        """Add the names that are looked up to assign to a target: `x` in `x[0]`."""
+        """Add the names that an assignment to `target` looks up, such as `x` for the target `x[0]`."""
         if isinstance(target, ast.Tuple | ast.List):
             for part in target.elts:
                 self._read_target(part, bound)
@@ -547,7 +547,7 @@ class CellReads:
             self._read(target, bound)
 
     def _walk(self, body: Iterable[ast.stmt], bound: frozenset[str]) -> frozenset[str]:
-        """Add the reads of successive statements; return the names that are certainly bound after the last one."""
+        """Add the names that the statements of `body` use; return the names that are certainly bound after them."""
         for node in body:
             if isinstance(node, ast.If | ast.For | ast.AsyncFor | ast.While | ast.Try):
                 bound = self._branches(node, bound)
@@ -578,7 +578,7 @@ class CellReads:
                 self._read_target(item.optional_vars, bound)
                 bound |= _bound_by(item.optional_vars)
         self._walk(node.body, bound)
-        return bound  # the block may end early, with an error that the context manager suppresses
+        return bound  # without names of the body, which a suppressed error may end early
 
     def _branches(
         self, node: ast.If | ast.For | ast.AsyncFor | ast.While | ast.Try, bound: frozenset[str]

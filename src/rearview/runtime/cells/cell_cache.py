@@ -39,23 +39,26 @@ from rearview.source.cells import code_hash
 from rearview.source.notebooks import CodeCell
 
 STORED_FILES = 32 << 20
-"""Most bytes of written files that are stored with a cell; a file that does not fit must be unchanged on disk."""
+"""Size in bytes up to which the files that a cell wrote are stored.
+
+If a file is not stored, results of the cell are reused only while the file on disk is unchanged.
+"""
 _MACHINE = (
     *("HOME", "PATH", "PWD", "OLDPWD", "TERM", "XDG_", "TMP", "SHLVL", "SSH_", "JPY_", "_"),
     "PYDEVD",
 )
-"""Beginnings of names of environment variables that describe the machine: they are not inputs."""
+"""Prefixes of the names of environment variables that describe the machine: these are no inputs of a cell."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Reads:
-    """The inputs of a cell that are not variables, with hashes of their contents."""
+    """The inputs of a cell that are not Python variables, as name or path -> hash of the content."""
 
     files: dict[str, str]
     folders: dict[str, str]
     environment: dict[str, str]
     environment_after: dict[str, str]
-    """Environment variables that the cell changed."""
+    """Environment variable that the cell changed -> hash of its new value."""
     modules: dict[str, str]
 
 
@@ -75,7 +78,7 @@ class CellCache:
         self.store = store
         self.state = NotebookState(store, namespace, hides)
         self.decisions: list[tuple[int, str]] = []
-        """Number of each cell, and why it was run; empty if its results were reused."""
+        """(number of a cell, reason why it was run) in order; the reason is empty if its results were reused."""
         self._lineage = lineage
         self._project_modules = ProjectModules(belongs)
         self._base = base_digest()
@@ -85,16 +88,16 @@ class CellCache:
             self.state, lineage, self._project_modules, clock, stream_position
         )
         self._used_variables: set[str] | None = set()
-        """Variables whose value the current cell can use, or None if it can use all variables."""
+        """Names of variables whose earlier values the current cell can use, or None if it can use all variables."""
         self._environment: set[str] = set()
-        """Environment variables that the cells so far have read."""
+        """Names of environment variables that the cells so far have read."""
         self._variables_before: dict[str, str] = {}
         self._set_variables: dict[str, str] = {}
-        """Hashes of environment variables that the cells so far have changed."""
+        """Environment variable that the cells so far have changed -> hash of its value."""
         self._modules: dict[str, str] = {}
 
     def find(self, cell: CodeCell) -> tuple[CellEntry | None, str]:
-        """Return the stored execution whose results can be reused, or None and the reason why the cell must run."""
+        """Return (stored execution of `cell` with equal inputs, ""), or (None, reason why the cell must run)."""
         analysis = analyse(cell.source)
         why = "it has not been run before"
         inputs = self.state.inputs(self.state.reach(analysis.reads, analysis.definitions))
@@ -108,7 +111,10 @@ class CellCache:
         return digest_of(code_hash(cell.source), self._base, sorted(cell.tags))
 
     def _differs(self, entry: CellEntry, inputs: Mapping[str, str]) -> str:
-        """Return why the results of an execution cannot be reused; empty if they can."""
+        """Return the reason why the results of the execution `entry` cannot be reused; empty if they can.
+
+        `inputs` are the digests of the variables that the cell can use now.
+        """
         for name in sorted({*entry.inputs, *inputs}):
             if entry.inputs.get(name) != inputs.get(name):
                 return f"{name} has changed"
@@ -136,7 +142,7 @@ class CellCache:
         return self._missing_result(entry)
 
     def _missing_result(self, entry: CellEntry) -> str:
-        """Return which result of an execution does not exist any more; empty if all exist."""
+        """Return a sentence about a result of `entry` that is not stored any more; empty if all results are stored."""
         for path, content in entry.written.items():
             if self._lineage.content(path) != content and not self.store.has(content):
                 return f"{path}, which it wrote, has changed"
@@ -151,7 +157,10 @@ class CellCache:
         return ""
 
     def reuse(self, cell: CodeCell, entry: CellEntry) -> list[dict[str, Any]]:
-        """Use the stored results of a cell, and do not run it; return its messages. Its variables are loaded later."""
+        """Skip `cell` and take over the results of the execution `entry`; return the messages with its output.
+
+        Its variables are loaded later, when a cell that runs can reach them.
+        """
         analysis = analyse(cell.source)
         messages = msgspec.json.decode(self.store.get_bytes(entry.messages))
         for group in entry.groups:
@@ -160,7 +169,7 @@ class CellCache:
         for name in entry.deleted:
             self.state.forget(name)
         for name in {*entry.deleted, *(name for group in entry.groups for name in group.names)}:
-            # an older value, which was loaded for a cell that ran
+            # remove the value that the variable had before this cell
             self.state.namespace.pop(name, None)
         for definition in analysis.definitions:
             self.state.define(definition, entry.definitions.get(definition.name, ""))
@@ -171,7 +180,7 @@ class CellCache:
         for library, state in entry.random_after.items():
             if library == "random":
                 if before and self._random.states.get(library) != before:
-                    # in this run the imports of the cell draw from another state, so the next state is not known
+                    # the imports of the cell would draw from a different state than recorded: the next state is unknown
                     self._random.states[library] = secrets.token_hex(16)
                     continue
                 self._random.only_imports_drew = False
@@ -195,7 +204,7 @@ class CellCache:
         return list(messages)
 
     def _write_files(self, entry: CellEntry) -> None:
-        """Write the files that a skipped cell wrote, if they have changed since."""
+        """Write the files that the execution `entry` wrote, unless they have the same content on disk."""
         for path, content in entry.written.items():
             if self._lineage.content(path) != content:
                 data = self.store.get_bytes(content)
@@ -207,11 +216,11 @@ class CellCache:
         return bool(self._skipped.cells)
 
     async def prepare(self, cell: CodeCell, late_run: LateRun) -> None:
-        """Restore the state that a cell needs before it runs; raise ReuseFailed if that is impossible."""
+        """Restore the state that `cell` needs, before it runs; raise ReuseFailed if that is impossible."""
         await self._skipped.prepare(cell, late_run)
 
     def begin(self, cell: CodeCell) -> None:
-        """Remember the state before a cell is run."""
+        """Remember the state before `cell` runs, to find out afterwards what the cell has changed."""
         state = self.state
         analysis = analyse(cell.source)
         state.reached = state.reach(analysis.names, analysis.definitions)
@@ -229,9 +238,10 @@ class CellCache:
         problem: str,
         why: str,
     ) -> None:
-        """Determine the inputs and results of a cell that has run; store them if the results can be reused.
+        """Determine the inputs and results of `cell`, which has run; store them if the results can be reused.
 
-        `problem` is a reason of the kernel why they cannot be reused, or empty; `why` is the reason why the cell ran.
+        `messages` are its output. `problem` is a reason that the caller knows against reuse, or empty; `why` is the reason
+        why the cell was run.
         """
         analysis = analyse(cell.source)
         inputs = self.state.inputs(self._used_variables)
@@ -251,7 +261,7 @@ class CellCache:
             *(reads.environment, reads.modules),
         )
         if problem:
-            key = secrets.token_hex(16)  # the inputs do not determine the results
+            key = secrets.token_hex(16)  # unique: the inputs do not determine the results
         groups, deleted = self.state.take_changes(
             key, lineage.seconds if lineage else 0.0, analysis
         )
@@ -287,7 +297,7 @@ class CellCache:
         self.store.add(self._code(cell), entry)
 
     def _reads(self, lineage: CellLineage | None) -> _Reads:
-        """Return the inputs of the last cell that are not variables."""
+        """Return the inputs of the last cell that are not Python variables."""
         content, root = self._lineage.content, Path(self._lineage.root)
         paths = {
             str(root / event[1]): event[2]
@@ -318,7 +328,7 @@ class CellCache:
         )
 
     def _store_written(self) -> dict[str, str]:
-        """Return the hash of each file that the last cell wrote, by path; store the small files."""
+        """Return path -> hash of the files that the last cell wrote; store them up to STORED_FILES bytes in total."""
         written: dict[str, str] = {}
         free_bytes = STORED_FILES
         for path in sorted(self._lineage.written):

@@ -1,7 +1,7 @@
-"""Effects of a cell other than changed variables: reading the clock, starting processes, setting up libraries.
+"""Effects of a cell other than changed variables: reading the clock, starting processes, changing libraries.
 
-`CellEffects.problem` returns why the results of a cell cannot be reused. `CellEffects.setup` returns the statements
-that must run even if the results of their cell are reused, because they change a library.
+`CellEffects.problem` returns the reason why the results of a cell cannot be reused. `CellEffects.setup` returns
+statements, such as `plt.style.use("…")`, that must run even if the stored results of their cell are reused.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OWN_TIMERS = (
     *("sklearn.", "joblib.", "xgboost.", "lightgbm.", "statsmodels.", "scipy.", "torch.", "tqdm."),
     *("threadpoolctl.", "matplotlib."),
 )
-"""Libraries that time their own work: the durations that they measure are not inputs."""
+"""Prefixes of modules that time their own work: their readings of the clock are no inputs of a cell."""
 QUIET_MODULES = frozenset(
     {
         *("numpy", "pandas", "scipy", "sklearn", "statsmodels", "torch", "xgboost", "lightgbm"),
@@ -42,18 +42,21 @@ QUIET_MODULES = frozenset(
         *("random", "time", "gc", "pprint"),
     }
 )
-"""Libraries of which a call whose result is not used changes nothing but its arguments."""
+"""Modules whose functions change nothing but their arguments, unless their name begins as in `SETTERS`."""
 HARDWARE_QUESTIONS = frozenset({"lscpu", "uname", "sysctl"})
-"""Programs that only describe the machine, on which all results depend anyway: joblib runs one to count cores."""
+"""Programs that only describe the machine; a cell may start them. joblib runs one of them to count cores."""
 SETTERS = (
     *("set", "use", "config", "register", "enable", "disable", "style", "init", "install", "reset"),
     *("filter", "simplefilter", "option", "theme", "patch"),
 )
-"""Beginnings of names of functions that change settings, also in `QUIET_MODULES`."""
+"""Prefixes of names of functions that change settings, also in `QUIET_MODULES`."""
 
 
 class ProjectModules:
-    """Finds the loaded modules that belong to the project; checks each module once, because there are thousands."""
+    """Finds the loaded modules that belong to the project.
+
+    Thousands of modules may be loaded, so each is checked only once.
+    """
 
     def __init__(self, belongs: Callable[[str], bool]) -> None:
         self._belongs = belongs
@@ -62,7 +65,7 @@ class ProjectModules:
         self._count = 0
 
     def of_project(self) -> list[tuple[str, types.ModuleType]]:
-        """Return the names and modules of the project, without `__main__`."""
+        """Return (name, module) of each loaded module of the project, without `__main__`."""
         modules = self._project_modules
         unchanged = all(sys.modules.get(name) is module for name, module in modules.items())
         if unchanged and self._count == len(sys.modules):
@@ -81,16 +84,16 @@ class ProjectModules:
 
 @dataclass(frozen=True, slots=True)
 class SetUp:
-    """The part of a cell that changes state outside the variables."""
+    """The statements of a cell that change state outside the notebook's variables, such as settings of libraries."""
 
     digest: str
-    """Hash of the statements in this part, and of the variables and files that the statements can reach."""
+    """Hash of these statements, and of the variables and files that they can reach."""
     text: str
-    """The statements, with the imports and definitions of the cell; empty if the whole cell has to run."""
+    """These statements with the imports and definitions of the cell; empty if the whole cell has to run."""
 
 
 class CellEffects:
-    """Effects of the current cell other than changed variables."""
+    """Observes the effects of the current cell other than changed variables."""
 
     def __init__(
         self,
@@ -115,7 +118,7 @@ class CellEffects:
         self._threads: set[int | None] = set()
 
     def begin(self, analysis: CellAnalysis) -> None:
-        """Remember the state of the process before a cell runs."""
+        """Before a cell runs, remember the state of the process that `problem` and `setup` compare afterwards."""
         self._clock_readers.clear()
         self._bytes_before = entropy.bytes_used(self._stream_position)
         self._seed_bytes_before = entropy.seeding[0]
@@ -126,16 +129,16 @@ class CellEffects:
         self._threads = {thread.ident for thread in threading.enumerate()}
 
     def _note_imported(self, module: types.ModuleType) -> None:
-        """Remember the data of a module that has just been imported, if the module belongs to the project."""
+        """Remember a digest of the variables of a module that was just imported, if it belongs to the project."""
         if dict(self._modules.of_project()).get(module.__name__) is module:
             self._module_data[module.__name__] = _data_digest(module)
 
     def draws_seeds(self) -> bool:
-        """Return True if the cell has created random generators without a seed."""
+        """Return True if the cell has drawn seeds from the system: it created random generators without a seed."""
         return self._seed_bytes_before != entropy.seeding[0]
 
     def problem(self, analysis: CellAnalysis, lineage: CellLineage | None) -> str:
-        """Return why the results of a cell cannot be reused; empty if they can."""
+        """Return the reason why the results of the cell that has just run cannot be reused; empty if they can."""
         if lineage is None:
             return "its inputs were not recorded"
         if analysis.refused and not analysis.only_preamble:
@@ -147,7 +150,7 @@ class CellEffects:
             if kind in kinds:
                 return f"its inputs are not all known ({kinds[kind][1]})"
         if analysis.only_preamble:
-            return ""  # effects of libraries while they are imported do not count
+            return ""  # the cell only imports and defines: what libraries do while they are imported does not count
         reached = (
             self._state.reached if self._state.reached is not None else set(self._state.definitions)
         )
@@ -190,9 +193,10 @@ class CellEffects:
         inputs: Mapping[str, str],
         outside: str,
     ) -> SetUp | None:
-        """Return the part of a cell that changes state outside the variables, such as a library's settings, or None.
+        """Return the statements of a cell that change state outside the variables, or None if it changes no such state.
 
-        `outside` is a hash of the inputs of the cell that are not variables, such as files.
+        `inputs` are the digests of the variables that the cell can use, by name. `outside` is a hash of its other inputs,
+        such as files.
         """
         reached = (
             self._state.reached if self._state.reached is not None else set(self._state.definitions)
@@ -233,7 +237,7 @@ class CellEffects:
         return SetUp(digest, analysis.setup_text(effects) if uses_no_variables else "")
 
     def _states_of_definitions(self) -> dict[str, str]:
-        """Return a digest of the state of each function and class that the current cell can reach."""
+        """Return name -> digest of the state, for each function and class of the notebook that the cell can reach."""
         references = self._state.references()
         return {
             name: definition_state(self._state.namespace[name], references)
@@ -242,7 +246,7 @@ class CellEffects:
         }
 
     def _changed_outside_variables(self, analysis: CellAnalysis) -> list[tuple[str, str]]:
-        """Return the names and new digests of definitions and project modules whose state the cell has changed."""
+        """Return (name, new digest) of each function, class and project module whose state the cell has changed."""
         defined = {each.name for each in analysis.definitions}
         states = {**self._states_of_definitions(), **self._project_data()}
         states_before = {**self._definition_states, **self._module_data}
@@ -262,7 +266,7 @@ class CellEffects:
         return changed
 
     def _sets_library(self, call: str) -> bool:
-        """Return True if a call, or an assignment to an attribute, may change a library: `plt.style.use`, `np.x=`."""
+        """Return True if `call` may change a library: a call such as `plt.style.use`, or an assignment `np.x=`."""
         root, _, attribute = call.partition(".")
         value = self._state.namespace.get(root.rstrip("="))
         if call.endswith("="):
@@ -275,21 +279,21 @@ class CellEffects:
         elif isinstance(value, type) or callable(value):
             module = str(getattr(value, "__module__", None) or "")
             if attribute and not isinstance(value, type):
-                return False  # a method of an object
+                return False  # a method of an object in a variable, which is no library
         else:
             return False
         if module == "__main__":
-            return False  # a function or class of the notebook: the calls in its body are examined
+            return False  # a function or class of the notebook: the calls in its body are checked separately
         name = call.rpartition(".")[2]
         return module.partition(".")[0] not in QUIET_MODULES or name.startswith(SETTERS)
 
     def _project_data(self) -> dict[str, str]:
-        """Return a fingerprint of the data of each module of the project."""
+        """Return name -> digest of the variables, for each loaded module of the project."""
         return {name: _data_digest(module) for name, module in self._modules.of_project()}
 
 
 def _own_used(analysis: CellAnalysis) -> set[str]:
-    """Return the functions and classes of a cell that its other statements use, directly or through one another."""
+    """Return the names of functions and classes that a cell defines and its other statements use, also indirectly."""
     names_in_bodies = {each.name: each.names for each in analysis.definitions}
     used: set[str] = set()
     todo = [name for name in analysis.statement_names if name in names_in_bodies]
@@ -303,7 +307,7 @@ def _own_used(analysis: CellAnalysis) -> set[str]:
 
 
 def _data_digest(module: types.ModuleType) -> str:
-    """Return a digest of the global variables of a module, without functions, classes and modules."""
+    """Return a digest of a module's variables, without functions, classes and modules."""
     data = {
         key: value
         for key, value in vars(module).items()

@@ -1,6 +1,6 @@
 """Record the inputs of each cell of a notebook or script: files, variables, processes, connections, modules.
 
-`Lineage` records the cells of one run; for a script, `ScriptCells` calls it where a cell begins and ends.
+`Lineage` records the cells of one run. In a script, `ScriptCells` calls it at the beginning and end of each cell.
 
 Python's audit hook reports reads through Python. Reads in C (Arrow, HDF5, polars, DuckDB, memory maps) and
 reads of child processes are reported by inotify, which watches the folders that may hold such files.
@@ -32,16 +32,16 @@ from rearview.store.project import FOLDER
 from rearview.store.recorded_inputs import append_cell
 
 MOST_FILES = 2000
-"""Most files that are hashed for one cell; for further files, only their number is recorded."""
+"""Number of files up to which the files of one cell are hashed; of further files, only the number is recorded."""
 LEAST_CHECK, CHECKED_SHARE = 0.002, 0.01
-"""Time that fingerprints of variables may take after a cell: seconds, or a share of the cell's time if that is more."""
+"""Time limit for fingerprints of variables after a cell: the larger of seconds and a fraction of the cell's time."""
 MEASURED_SHARE = 0.002
-"""Share of the time that measuring the memory of the process may take."""
+"""Fraction of the time that measuring the memory of the process may take."""
 CHANGES = (
     *("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink"),
     *("os.chdir", "os.fork", "os.forkpty", "os.chmod", "os.chown", "os.utime"),
 )
-"""Audit events that change files without replacing their whole content."""
+"""Audit events of changes to files or the process that stored results of a cell cannot repeat."""
 _CHUNK = 1 << 22
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -49,18 +49,18 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 class ProcessMemory:
     """Measures the memory of this process after each cell: its proportional set size (Pss).
 
-    The system needs milliseconds to compute the Pss, more with every gigabyte. If that is more than a small share
-    of the time since the last reading, `size` returns the last reading plus the change of the resident size.
+    The system needs some milliseconds per gigabyte to compute the Pss. If the last reading took more than
+    MEASURED_SHARE of the time since then, `size` returns that reading plus the change of the resident set size.
     """
 
     def __init__(self) -> None:
         self._read_at = 0.0
         self._cost = 0.0
-        """Seconds that the last reading took."""
+        """Seconds that the last reading of the Pss took."""
         self._size = self._resident = 0
 
     def size(self) -> int:
-        """Return the size in bytes; 0 if this system does not report it."""
+        """Return the memory of this process in bytes; 0 if this system does not report it."""
         begun = perf_counter()
         resident = _resident()
         if self._size and self._cost > MEASURED_SHARE * (begun - self._read_at):
@@ -72,7 +72,7 @@ class ProcessMemory:
 
 
 class Lineage:
-    """Records the inputs of each cell of one run in the folder of the run."""
+    """Records the inputs of each cell of one run, and writes them to the folder of the run."""
 
     def __init__(self, folder: Path, root: str) -> None:
         self._folder = folder
@@ -90,29 +90,29 @@ class Lineage:
         self._memory = ProcessMemory()
         self._memory_before = 0
         self._looked_at: set[str] = set()
-        """Texts of cells and variables that are no paths, or paths whose folder is watched."""
+        """Strings in cells and variables that need no further look: no paths, or paths whose folder is watched."""
         self._folder_now = ""
         self._ids: dict[str, int] = {}
-        """The `id` of each variable's object when the last cell ended, by name."""
+        """Variable -> `id()` of its value when the last cell ended."""
         self.written: set[str] = set()
-        """Files that the last cell wrote, as far as Rearview noticed."""
+        """Paths of files that the last cell wrote, as far as they were observed."""
         self.listed: set[str] = set()
-        """Folders that the last cell listed."""
+        """Paths of folders that the last cell listed."""
         self.unrepeatable_effect = ""
-        """Why the results of the last cell do not contain all its effects on files or the process; empty if they do."""
+        """Reason why stored results cannot repeat all effects of the last cell on files and processes; else empty."""
         self._pid = os.getpid()
         listen(self._notice, "open", "subprocess.Popen", "os.system", "os.posix_spawn")
         listen(self._notice, "socket.connect", "os.listdir", "os.scandir", *CHANGES)
         for_native_paths(self._native)
 
     def begin(self, source: str, namespace: Mapping[str, object] | None = None) -> None:
-        """Start to record the inputs of a cell that is about to run."""
+        """Start to record the inputs of the cell `source`, which is about to run with the variables `namespace`."""
         self._memory_before = self._memory_before or self._memory.size()
         self._folders.drain()
         folder = os.getcwd()  # noqa: PTH109 - text
         if self._folders.dropped or self._folder_now != folder:
             self._folder_now, self._folders.dropped = folder, False
-            self._looked_at.clear()  # relative paths now lead to other folders
+            self._looked_at.clear()  # look at all strings again: relative paths now lead to other folders
         paths = {
             str(value) for value in (namespace or {}).values() if isinstance(value, str | Path)
         }
@@ -135,17 +135,17 @@ class Lineage:
         as_written: str = "",
         counts: Mapping[str, int],
     ) -> CellLineage:
-        """Write the inputs of a cell that has run, and fingerprints of the `variables` that it left.
+        """Write and return the inputs of the cell `source` that has run, with fingerprints of the `variables` it left.
 
-        `belongs` returns True for a file of the project, `as_written` is the source before magics became calls, and
-        `counts` are numbers of other inputs, such as readings of the clock.
+        `cell` is its number. `belongs` returns True for a file of the project, `as_written` is the source before magics
+        became calls, and `counts` are numbers of other inputs, such as readings of the clock.
         """
         seconds = perf_counter() - self._begun
         self._active = False
         files = [name for kind, name, *_ in self._events if kind == "file"]
         recorded_files = set(files)
         for path in self._folders.drain():
-            # a front end writes the notebook while its cells run
+            # except `.ipynb` files, because a front end writes the notebook while its cells run
             if (
                 path not in recorded_files
                 and not self._is_foreign(path)
@@ -155,7 +155,7 @@ class Lineage:
         for path in sorted(self._folders.written):
             if self._is_foreign(path) or ".ipynb" in path:
                 continue
-            # before a file that Python opens is overwritten, Rearview itself reads it
+            # not in `self.written`: Rearview itself reads a file that Python opens before it is overwritten
             if path in self._folders.read_first - self.written:
                 self._record_unrepeatable(f"it changes {path}, which it reads")
             elif is_database(path):
@@ -192,7 +192,7 @@ class Lineage:
     def _fingerprints(
         self, source: str, variables: Mapping[str, object], seconds: float
     ) -> dict[str, str]:
-        """Return fingerprints of the variables that a cell bound or names, within a time budget."""
+        """Return variable -> fingerprint, for variables that the cell bound or names, until a time limit is reached."""
         named = _names(source)
         possibly_changed = {
             name: value
@@ -206,7 +206,7 @@ class Lineage:
         """Record an audit event if it is an input or an effect of the running cell."""
         if not self._active or os.getpid() != self._pid:
             return
-        with contextlib.suppress(Exception):  # a failure here must not stop the program
+        with contextlib.suppress(Exception):  # a failed recording must not stop the program
             if event == "open":
                 path, mode, flags = args
                 reads = mode in {"r", "rb"} or (mode is None and not int(flags or 0) & 3)
@@ -243,16 +243,16 @@ class Lineage:
                 self._events.append(("process", *map(str, words)))
 
     def _native(self, path: Any, mode: str) -> Any:
-        """Record that native code opens a file for writing; return `path`."""
+        """Record that native code opens the file `path` for writing, unless `mode` is "r"; return `path`."""
         if self._active and mode != "r" and os.getpid() == self._pid:
-            with contextlib.suppress(Exception):  # `path` may be an open file
+            with contextlib.suppress(Exception):  # `path` may be an open file, not a path
                 name = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - text
                 if not self._is_foreign(name):
                     self._writes(name, replaces="w" in mode)
         return path
 
     def _writes(self, name: str, *, replaces: bool) -> None:
-        """Record that a file is opened for writing; with `replaces`, its content is removed first."""
+        """Record that the cell opens a file for writing; `replaces` says that opening removes the old content."""
         self.written.add(name)
         if ("file", name) in self._events:
             self._record_unrepeatable(f"it changes {name}, which it reads")
@@ -260,13 +260,14 @@ class Lineage:
             self._record_unrepeatable(f"it changes {name} without replacing it")
 
     def _record_unrepeatable(self, why: str) -> None:
-        """Record why the results of the running cell do not contain all its effects."""
+        """Record the first reason why stored results of the running cell cannot repeat all its effects."""
         self.unrepeatable_effect = self.unrepeatable_effect or why
 
     def _watch_near(self, text: str) -> bool:
-        """Watch the folder that `text` names, or else the folder around a file of this name.
+        """Watch the folder with the path `text`, or else the parent folder of this path.
 
-        Return False if `text` may name a folder later.
+        Return True if `text` need not be looked at again: it is no path to watch, or an existing folder. Return False if
+        it may become the path of a folder later.
         """
         if not 0 < len(text) < 4096 or "\0" in text or "\n" in text:
             return True
@@ -293,13 +294,13 @@ class Lineage:
         return ("file", name, self.content(path))
 
     def repeat(self, cell: CellLineage) -> None:
-        """Write the lineage of a cell whose results were reused, without running it."""
+        """Write the recorded inputs of `cell`, which was skipped because its results were reused, for this run."""
         lineage = lineage_of(self._previous_lineage, cell.code, cell.events)
         self._previous_lineage = lineage
         append_cell(self._folder, replace(cell, lineage=lineage, before=self._memory_before))
 
     def content(self, path: str) -> str:
-        """Return the hash of a file's content; an unchanged file is not read again."""
+        """Return the hash of a file's content, or `gone` if it cannot be read; an unchanged file is not read again."""
         try:
             status = os.stat(path)  # noqa: PTH116 - hot
             key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
@@ -311,7 +312,7 @@ class Lineage:
 
 
 class ScriptCells:
-    """Records the cells of one script while they run, one after the other."""
+    """Records the inputs of the cells of one script while the script runs."""
 
     def __init__(
         self,
@@ -330,10 +331,10 @@ class ScriptCells:
         self._clock_before, self._position_before = 0, list(self._stream_position)
 
     def enter(self, number: int) -> None:
-        """End the previous cell and begin cell `number`, which the script has reached."""
+        """End the previous cell, and begin to record cell `number`, whose first statement is about to run."""
         self.end()
         for empty_cell in range(self._last_number + 1, number):
-            # a cell of comments only, or of the docstring: it has no statement that announces it
+            # a cell with nothing but comments or the docstring: `enter` is not called for it
             self._begin(empty_cell)
             self.end()
         self._begin(number)
@@ -350,7 +351,7 @@ class ScriptCells:
             self._fail(exc)
 
     def end(self) -> None:
-        """Write the lineage of the running cell, if there is one."""
+        """Write the inputs of the running cell, if a cell is running."""
         number, self._cell = self._cell, 0
         if self._lineage is None or not number:
             return
@@ -373,7 +374,7 @@ def _script_variables() -> dict[str, object]:
 
 
 def _texts(source: str) -> Iterator[str]:
-    """Yield the string literals in a cell, which may be paths."""
+    """Yield the string literals in the code of a cell, which may be paths."""
     with contextlib.suppress(SyntaxError, ValueError):
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -381,7 +382,7 @@ def _texts(source: str) -> Iterator[str]:
 
 
 def _is_bytecode(path: str) -> bool:
-    """Return True if a path is in `__pycache__`, in which Python itself writes compiled modules."""
+    """Return True if `path` is in a folder `__pycache__`, to which Python itself writes compiled modules."""
     return f"{os.sep}__pycache__{os.sep}" in f"{path}{os.sep}"
 
 
@@ -390,7 +391,7 @@ def _is_path(args: tuple[Any, ...]) -> bool:
 
 
 def _names(source: str) -> set[str]:
-    """Return the names in a cell."""
+    """Return the names of the variables in the code of a cell."""
     with contextlib.suppress(SyntaxError, ValueError):
         return {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
     return set()
@@ -413,14 +414,14 @@ def _hash_file(path: str) -> str:
 
 
 def _resident() -> int:
-    """Return the resident set size of this process in bytes."""
+    """Return the resident set size of this process in bytes; 0 if this system does not report it."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
     return 0
 
 
 def _proportional_size() -> int:
-    """Return the proportional set size of this process in bytes, as the system computes it now."""
+    """Let the system compute the proportional set size of this process, in bytes; 0 if it does not report it."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):

@@ -1,4 +1,4 @@
-"""State of a notebook's process that is not in variables: random states, settings of libraries, packages, folders."""
+"""State of a notebook's process outside its variables: random states, settings of libraries, packages, folders."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from rearview.state.codecs.rng import read_random_state, write_random_state
 
 
 def digest_of(*parts: object) -> str:
-    """Return a hash of plain values."""
+    """Return a hash of `parts`, which are values with a deterministic `repr`."""
     return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def listing(folder: str) -> str:
-    """Return a hash of the file names in a folder, without hidden files."""
+    """Return a hash of the names of the non-hidden files in a folder, or `gone` if the folder cannot be listed."""
     try:
         names = (entry.name for entry in os.scandir(folder))
         return digest_of(sorted(name for name in names if not name.startswith(".")))
@@ -37,7 +37,7 @@ def listing(folder: str) -> str:
 
 
 def base_digest() -> str:
-    """Return a hash of the inputs of all cells: interpreter, machine, packages, folder, threads."""
+    """Return a hash of inputs that all cells have: interpreter, machine, packages, current folder, threads."""
     packages: list[str] = []
     for folder in sys.path:
         try:
@@ -53,32 +53,32 @@ def base_digest() -> str:
 
 
 _NUMBERED = ("sklearn.utils._repr_html.estimator", "sklearn.utils._estimator_html_repr")
-"""Modules of scikit-learn that number the estimators in HTML output; the name depends on the version."""
+"""Modules of scikit-learn, one per range of versions, that number the estimators in HTML output."""
 _COUNTERS = ("_CONTAINER_ID_COUNTER", "_ESTIMATOR_ID_COUNTER")
 NUMBERS = "numbers of scikit-learn"
-"""Key of these numbers among the random states: a cell that shows an estimator uses the next numbers."""
+"""Key of the counters of scikit-learn's HTML output among the random states: showing an estimator changes them."""
 
 
 def _random_states() -> dict[str, Any]:
-    """Return the random states of libraries on the CPU, by library, and the numbers that outputs contain."""
+    """Return library -> random state on the CPU, and the counters of scikit-learn's HTML output."""
     states = {name: state for name, state in read_random_state().items() if name != "devices"}
     return {**states, NUMBERS: [counter.count for counter in _counters()] or [0] * len(_COUNTERS)}
 
 
 def _counters() -> list[Any]:
-    """Return the counters of scikit-learn by which it numbers estimators in HTML output."""
+    """Return the counter objects by which scikit-learn numbers estimators in HTML output; empty if not loaded."""
     modules = filter(None, map(sys.modules.get, _NUMBERED))
     counters = [getattr(module, name, None) for module in modules for name in _COUNTERS]
     return [counter for counter in counters if hasattr(counter, "count")][: len(_COUNTERS)]
 
 
 def random_bytes(library: str) -> bytes:
-    """Return the bytes of the random state of a library."""
+    """Return the pickled random state of a library."""
     return pickle.dumps(_random_states()[library], protocol=5)
 
 
 def random_digests() -> dict[str, str]:
-    """Return the random states by library, each as the digest under which it is stored."""
+    """Return library -> digest under which its present random state would be stored."""
     return {library: _digest(state) for library, state in _random_states().items()}
 
 
@@ -89,7 +89,7 @@ def _digest(state: Any) -> str:
 
 
 def set_random(library: str, state: Any) -> None:
-    """Set the random state of a library."""
+    """Set the random state of `library` to `state`, as `_random_states` returned it."""
     if library != NUMBERS:
         write_random_state({library: state})
         return
@@ -102,22 +102,22 @@ def set_random(library: str, state: Any) -> None:
 
 
 class _ImportDraws:
-    """Records draws of random numbers by installed libraries from Python's own generator while they are imported.
+    """Records how installed libraries change the state of Python's `random` while they are imported.
 
-    Such a draw (`rich` makes one) has no effect on the results of a cell.
+    Such changes (`rich` draws a random number) have no effect on the results of a cell.
     """
 
     def __init__(self) -> None:
         self.draws: dict[str, str] = {}
-        """Digest of the generator's state after an import, by the digest of its state before the import."""
+        """Digest of the state of `random` before an import -> digest of its state after the import."""
         self._loading = False
         finder: Any = self
         sys.meta_path.insert(0, finder)
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
-        """Return the spec of an installed module, changed to compare the generator before and after the import.
+        """Return the spec of an installed module, changed to compare the state of `random` before and after the import.
 
-        Return None for all other modules, and for an import within an import.
+        Return None for all other modules, and for an import during another import.
         """
         del path, target
         if self._loading:
@@ -126,7 +126,7 @@ class _ImportDraws:
         try:
             spec = importlib.util.find_spec(name)
         except (ImportError, ValueError, AttributeError):
-            return None  # the import system raises the error
+            return None  # Python's other finders raise the error
         finally:
             self._loading = False
         loader = spec.loader if spec is not None else None
@@ -150,7 +150,7 @@ class _ImportDraws:
         return spec
 
     def explain(self, before: str | None, after: str) -> bool:
-        """Return True if imports alone changed the generator from state `before` to state `after`."""
+        """Return True if imports alone changed `random` from the state with digest `before` to that with `after`."""
         imports = 0
         while before in self.draws and imports <= len(self.draws):
             before, imports = self.draws[before], imports + 1
@@ -158,31 +158,31 @@ class _ImportDraws:
 
 
 class RandomUse:
-    """Finds out, for each cell, from which random states of libraries it draws, and which states it leaves."""
+    """Finds out for each cell from which random states of libraries it draws, and which random states it leaves."""
 
     def __init__(self) -> None:
         self.states = random_digests()
-        """By library: the digest of the random state that the cells so far have left."""
+        """Library -> digest of the random state that the cells so far have left."""
         self.seeds = self.states["random"]
-        """Digest of the first state of Python's generator: equal for runs whose generators begin in the same states."""
+        """Digest of the first state of Python's `random`: equal for runs whose generators begin in the same states."""
         self.loaded: dict[str, str] = {}
-        """By library that the current cell has imported: the digest of the first state of its generator."""
+        """Library that the current cell has imported -> digest of the first state of its random generator."""
         self.due_states: dict[str, str] = {}
-        """By library: the digest of a state that skipped cells left, to be set before the next cell is run."""
+        """Library -> digest of the random state that skipped cells left, to be set before the next cell runs."""
         self._before: dict[str, str] = {}
         self._states_before: dict[str, Any] = {}
         self._first_states: dict[str, Any] = {}
         self._seeded: set[str] = set()
         self.only_imports_drew = True
-        """Whether Python's generator has been used and set by nothing but imports since the process began."""
+        """Whether nothing but imports has drawn from Python's `random` or set its state since the process began."""
         self.by_imports = ""
-        """Digest of Python's generator before the current cell, if only imports drew in the cell; else empty."""
+        """Digest of the state of `random` before the last cell, if only imports drew from it there; else empty."""
         self._imports = _ImportDraws()
         for name in ("random", "numpy.random", "torch"):
             after_import(name, self._watch_seed)
 
     def begin(self) -> None:
-        """Remember the random states before a cell runs."""
+        """Remember the random states of all libraries before a cell runs."""
         self._seeded.clear()
         self.loaded = {}
         self._imports.draws = {}
@@ -191,9 +191,9 @@ class RandomUse:
         self.states |= {k: self.states.get(k, v) for k, v in self._before.items()}
 
     def take(self, put: Callable[[bytes], str]) -> tuple[dict[str, str], dict[str, str]]:
-        """Return digests of the states from which a cell drew, and of the states that it left, both by library.
+        """Return the digests (library -> state from which the last cell drew, library -> state that it left).
 
-        `put` stores a state and returns its digest.
+        `put` stores a pickled state and returns its digest.
         """
         drawn_states: dict[str, str] = {}
         left_states: dict[str, str] = {}
@@ -221,7 +221,7 @@ class RandomUse:
 
     @contextlib.contextmanager
     def set_temporarily(self, states: Mapping[str, Any]) -> Iterator[None]:
-        """Set the random states of libraries while the body runs, and restore all states after it."""
+        """Set the random states `states` (by library) while the body runs, and restore all random states after it."""
         before = _random_states()
         for library, state in states.items():
             set_random(library, state)
@@ -234,11 +234,11 @@ class RandomUse:
                     set_random(library, earlier_state)
 
     def _watch_seed(self, module: types.ModuleType) -> None:
-        """Wrap the seed function of a module, to record cells that set its random state before they draw from it."""
+        """Wrap the seed function of a module, to find cells that seed its generator before they draw from it."""
         library = {"numpy.random": "numpy"}.get(module.__name__, module.__name__)
         name = "manual_seed" if library == "torch" else "seed"
         real = getattr(module, name)
-        # the state just after the import: nothing has been drawn from it yet
+        # just after the import, nothing has been drawn from the generator
         self._first_states[library] = _random_states()[library]
         first = _digest(self._first_states[library])
         self._before.setdefault(library, first)
@@ -261,7 +261,7 @@ _PANDAS_OPTIONS = (
 
 
 def _settings(library: str) -> dict[str, Any] | None:
-    """Return the settings of a library by name, or None if the library is not loaded."""
+    """Return setting -> value of a library, or None if the library is not loaded."""
     module: Any = sys.modules.get(library)
     if library == "matplotlib" and hasattr(module, "rcParams"):
         return {k: v for k, v in dict.items(module.rcParams) if not k.startswith("backend")}
@@ -280,7 +280,7 @@ def _settings(library: str) -> dict[str, Any] | None:
 
 
 def library_settings() -> dict[str, str]:
-    """Return a hash of the settings of each loaded library."""
+    """Return library -> hash of its settings, for the loaded ones of matplotlib, NumPy, pandas and torch."""
     settings = {
         library: _settings(library) for library in ("matplotlib", "numpy", "pandas", "torch")
     }
@@ -292,7 +292,7 @@ def library_settings() -> dict[str, str]:
 
 
 def settings_bytes(library: str) -> bytes:
-    """Return the pickled settings of a loaded library; empty if the settings cannot be pickled."""
+    """Return the pickled settings of a loaded library; empty bytes if they cannot be pickled."""
     try:
         return pickle.dumps(_settings(library), protocol=5)
     except Exception:
@@ -300,7 +300,7 @@ def settings_bytes(library: str) -> bytes:
 
 
 def set_settings(library: str, data: bytes) -> None:
-    """Set the settings of a loaded library to the bytes that `settings_bytes` returned."""
+    """Set the settings of a loaded library to `data`, which `settings_bytes` returned."""
     module: Any = sys.modules[library]
     values = pickle.loads(data) if data else {}
     if library == "matplotlib":

@@ -1,8 +1,8 @@
-"""Run the cells of a notebook in an IPython kernel, with a session around them.
+"""Run the cells of a notebook in an IPython kernel, as a recorded run or as a replay.
 
-A run is recorded in a real kernel, to which a front end (nbclient) sends the cells. A replay makes the same
-kernel without a front end and runs the cells of the recorded version in order. In both, the loops of each cell are
-instrumented, and the code of a cell has the file name that the kernel gives to the cell.
+When a run is recorded, a front end (nbclient) sends the cells to the kernel. A replay makes an equal kernel without a
+front end and runs the cells of the recorded version in order. In both, the loops of each cell are instrumented,
+and the code of a cell has the file name that the kernel gives to the cell.
 """
 
 from __future__ import annotations
@@ -45,23 +45,23 @@ if TYPE_CHECKING:
     from rearview.runtime.cells.cached_kernel import CachedKernel
 
 _TIMED = ("<timed exec>", "<timed eval>")
-"""File names that `%%time` gives to the code of a cell."""
+"""File names that IPython gives to code that `%%time` runs."""
 _INPUTS = re.compile(r"(In|_ih|_dh|_i{1,3}|_i\d+|_exit_code)\Z")
-"""Names under which a kernel keeps the source of cells."""
+"""Matches names of variables in which a kernel keeps the sources of cells, and other values of its own."""
 _OUTPUTS = re.compile(r"(Out|_oh|_{1,3}|_\d+)\Z")
-"""Names under which a kernel keeps the results of cells."""
+"""Matches names of variables in which a kernel keeps the results of cells."""
 _CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 _PR_SET_PDEATHSIG = 1
 _PARENT = "JPY_PARENT_PID"
-"""Environment variable with the process number of the front end."""
+"""Name of the environment variable with the process id of the front end."""
 _INTERRUPTED = 130
 
 
 def make_kernel(control: Control) -> Any:
-    """Return an IPython kernel, ready to run cells.
+    """Return the IPython kernel application of this process, ready to run cells.
 
-    This function is called before the session starts, because the random numbers, files and imports of a starting
-    kernel do not belong to the program.
+    Called before recording or replaying starts: random numbers, files and imports that a kernel uses while it starts
+    do not belong to the program.
     """
     if control.kernel is not None:
         _end_with_parent()
@@ -88,19 +88,19 @@ def make_kernel(control: Control) -> Any:
     with _without_debugger():
         app: Any = IPKernelApp.instance(**traits)
         app.initialize(["--HistoryManager.hist_file=:memory:"])
-    # the program sees this text; it is equal in every process that runs this notebook
+    # the program can read `sys.argv`: make it equal in every process that runs this notebook
     sys.argv[2] = f"{control.root}{os.sep}kernel.json"
     return app
 
 
 @contextlib.contextmanager
 def _without_debugger() -> Iterator[None]:
-    """Keep a starting kernel from importing debugpy, which takes a tenth of a second.
+    """While the body runs, prevent the import of debugpy, which would delay the start of a kernel by 0.1 seconds.
 
-    No front end debugs a notebook that runs from top to bottom; the program may still import debugpy.
+    A notebook that runs from top to bottom is not debugged. The program can import debugpy afterwards.
     """
     loaded = sys.modules.get("debugpy")
-    # an import of debugpy now fails as if it were not installed
+    # with None in `sys.modules`, importing debugpy fails as if it were not installed
     sys.modules["debugpy"] = cast(Any, None)
     try:
         yield
@@ -111,13 +111,13 @@ def _without_debugger() -> Iterator[None]:
 
 
 def _end_with_parent() -> None:
-    """Let the system kill this process when the front end ends, because the run cannot continue without it."""
+    """Let the system kill this process when the front end ends, because only the front end sends cells."""
     libc = ctypes.CDLL(None, use_errno=True)
     if hasattr(libc, "prctl"):
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     parent = os.environ.get(_PARENT, "")
     if parent.isdecimal() and int(parent) != os.getppid():
-        os._exit(1)  # the front end has ended before the call of prctl
+        os._exit(1)  # the front end ended before `prctl` was called
 
 
 def _kernel_class() -> Any:
@@ -127,7 +127,7 @@ def _kernel_class() -> Any:
         cells: Cells | None = None
 
         async def poll_stopped_queue(self) -> None:
-            """Do nothing: no debugger stops a cell."""
+            """Do nothing: debugpy is not used, so no cell can stop in the debugger."""
 
         async def do_execute(
             self, code: str, silent: bool, store_history: bool = True, *args: Any, **kwargs: Any
@@ -154,18 +154,18 @@ def _kernel_class() -> Any:
 
 
 class Cells:
-    """Follows the cells that a kernel executes: instruments their loops, sets random states, records inputs."""
+    """Follows the cells of a notebook in a kernel: instruments their loops, sets random states, records inputs."""
 
     def __init__(self, session: Session, notebook: Notebook, path: str) -> None:
         self.session = session
         self.notebook = notebook
         self.path = path
-        """Path of the program text, relative to the project."""
+        """Path, relative to the project, under which the notebook's code is known as a Python program."""
         self.current: CodeCell | None = None
         self.part = ""
-        """Source of the cell of which only a part is being run; else empty."""
+        """Source of the whole cell while only a part of it runs; else empty."""
         self.failed: str = ""
-        """Name of the class of the exception that ended the notebook."""
+        """Name of the class of the exception that ended the notebook; empty if none did."""
         self._next = 0
         self.lineage: Lineage | None = None
         if isinstance(session, Recorder):
@@ -173,7 +173,7 @@ class Cells:
         self._clock: list[int] = session.declared.get(clock.ROOT, [])
         self._clock_before = 0
         self._stream_position: list[Any] = session.declared.get(entropy.ROOT, [])
-        # the states that the last cell left: between cells, the kernel itself draws random numbers
+        # states at the end of the last cell, to be set for the next cell: in between, the kernel draws random numbers
         self.random, self._last_position = random.getstate(), list(self._stream_position)
         self.reuse: CachedKernel | None = None
         clock.between_cells[:] = [lambda: not session.cell]
@@ -188,7 +188,7 @@ class Cells:
         self._ids = ids
 
     def match(self, source: str) -> CodeCell | None:
-        """Return the next cell of the notebook with this source, or None if there is none."""
+        """Return the next cell of the notebook whose source is `source`, or None if no later cell has it."""
         for cell in self.notebook.cells[self._next :]:
             if cell.source == source:
                 self._next = cell.number
@@ -196,7 +196,7 @@ class Cells:
         return None
 
     def begin(self, cell: CodeCell) -> None:
-        """Prepare for a cell that is about to run: record the state before it, set the random state."""
+        """Prepare to run `cell`: start to record its inputs, and set the random state that the previous cell left."""
         self.current = cell
         self.session.cell = cell.number
         self._expected = ast.dump(cell.tree())
@@ -209,14 +209,14 @@ class Cells:
         self._stream_position[:] = self._last_position
 
     def _variables(self) -> dict[str, object]:
-        """Return the variables of the notebook, without names that belong to the kernel."""
+        """Return name -> value of the notebook's variables, without variables of the kernel."""
         hides = self.session.modules.hides
         space = vars(sys.modules["__main__"])
         return {name: value for name, value in list(space.items()) if not hides(name)}
 
     @contextlib.contextmanager
     def in_part(self, cell: CodeCell, text: str) -> Iterator[None]:
-        """While the body runs, instrument `text`, a part of a cell, as the whole cell would be."""
+        """While the body runs, treat `text`, a part of `cell`, as the cell that is being executed."""
         self.current, self._expected = replace(cell, text=text), ast.dump(ast.parse(text))
         self.part = cell.source
         try:
@@ -225,11 +225,11 @@ class Cells:
             self.current, self.part = None, ""
 
     def is_last(self, cell: CodeCell) -> bool:
-        """Return True if a cell is the last cell of the notebook."""
+        """Return True if `cell` is the last cell of the notebook."""
         return cell is self.notebook.cells[-1]
 
     def end(self, cell: CodeCell, reply: Mapping[str, Any]) -> None:
-        """Record the results of a cell that has run; `reply` is the kernel's reply."""
+        """Record the inputs and results of `cell`, which has run; `reply` is the kernel's reply to its execution."""
         self.current = None
         self.session.cell = 0
         position_before = self._last_position
@@ -260,12 +260,12 @@ class Cells:
             self.session.code = 0
 
     def visit(self, tree: Any) -> Any:
-        """Instrument the loops of the current cell; return all other code that IPython compiles unchanged."""
+        """Return `tree` with instrumented loops if it is the code of the current cell; else return it unchanged."""
         cell = self.current
         if cell is None or not self._recorded or not isinstance(tree, ast.Module) or not tree.body:
             return tree
         if ast.dump(tree) != self._expected:
-            return tree  # a magic has compiled other code
+            return tree  # a magic in the cell compiles code of its own
         try:
             return self._instrumented(cell, tree)
         except Exception as exc:
@@ -277,7 +277,7 @@ class Cells:
 
     def _instrumented(self, cell: CodeCell, tree: ast.Module) -> ast.Module:
         compiler = self.session.compiler
-        # line number in the program text minus line number in the code that the kernel compiles
+        # difference of line numbers: in the text of the whole program minus in the code that the kernel compiles
         shift = cell.line - 1 + cell.tree().body[0].lineno - tree.body[0].lineno
         last_line = cell.line + cell.text.count("\n")
         lines = range(cell.line, last_line + 1)
@@ -299,7 +299,7 @@ class Cells:
 
 
 def _awaits(node: ast.AST) -> bool:
-    """Return True if a statement of a cell contains `await`, except in a function."""
+    """Return True if `node` contains `await`, `async for` or `async with` outside functions and classes."""
     if isinstance(node, ast.Await | ast.AsyncFor | ast.AsyncWith):
         return True
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
@@ -308,7 +308,7 @@ def _awaits(node: ast.AST) -> bool:
 
 
 def _watch(app: Any, cells: Cells) -> None:
-    """Let the kernel pass all code that it compiles through `cells`."""
+    """Let the kernel instrument the code of cells with `cells` before it compiles the code."""
     from ipykernel.compiler import XCachingCompiler
 
     session = cells.session
@@ -316,7 +316,7 @@ def _watch(app: Any, cells: Cells) -> None:
     class CellCompiler(XCachingCompiler):
         def get_code_name(self, raw_code: str, code: str, number: int) -> str:
             real: Any = super().get_code_name
-            # a part of a cell has the file name of the whole cell, because warnings and tracebacks show the name
+            # warnings and tracebacks show the file name, so a part of a cell gets the name of the whole cell
             name: str = real(cells.part or raw_code, code, number)
             if cells.current is not None:
                 session.adopt(name)
@@ -343,13 +343,13 @@ def _watch(app: Any, cells: Cells) -> None:
 def _hidden(kernel_names: set[str], notebook: Notebook) -> Callable[[str], bool]:
     """Return a function that returns True if a name in the notebook's namespace belongs to the kernel.
 
-    The results of cells (`Out`, `_3`) belong to the program only if its source names them.
+    Results of cells (`Out`, `_3`) belong to the program, and not to the kernel, if their name is in the source.
     """
     names_in_source = {
         node.id for node in ast.walk(ast.parse(notebook.text)) if isinstance(node, ast.Name)
     }
 
-    @functools.cache  # called for every name at every cell
+    @functools.cache  # called for each name at each cell
     def hides(name: str) -> bool:
         if _OUTPUTS.match(name):
             return name not in names_in_source
@@ -359,7 +359,7 @@ def _hidden(kernel_names: set[str], notebook: Notebook) -> Callable[[str], bool]
 
 
 def run_notebook(control: Control, session: Session, app: Any) -> int:
-    """Run the cells of the notebook that is the target of `control`; return the exit code."""
+    """Run the cells of the notebook `control.target` in the kernel application `app`; return the exit code."""
     file = os.path.abspath(control.target)  # noqa: PTH100 - patched in a replay
     root = session.root
     name = os.path.relpath(os.path.realpath(file), root)
@@ -388,7 +388,7 @@ def run_notebook(control: Control, session: Session, app: Any) -> int:
 
 
 async def _run_all(kernel: Any, notebook: Notebook) -> None:
-    """Run all cells in order, up to the first cell that fails."""
+    """Run all cells in order; stop after the first cell that fails without the tag `raises-exception`."""
     from tornado.ioloop import IOLoop
 
     kernel.io_loop = IOLoop.current()

@@ -1,8 +1,9 @@
 """Results of cells on disk: the inputs of a cell, the variables that it left, and its output.
 
-Results are in `cache/cells` of the store, which can be deleted at any time: `entries/<code>/<key>.json` for each set of
-inputs with which a cell was run, `contents/<digest>` for each pickle or output that an entry names, and
-`seeds/<notebook>` with the bytes from which the random generators of a notebook are seeded.
+Results are in `cache/cells` of the store, which can be deleted at any time. One execution of a cell ("entry") is a
+file `entries/<code>/<key>.json`, where `key` is a hash of the inputs. Pickled variables, outputs and other bytes
+to which entries refer are files `contents/<digest>`. `seeds/<notebook>` has the bytes from which the random
+generators of a notebook are seeded.
 """
 
 from __future__ import annotations
@@ -28,66 +29,66 @@ FORMAT = 3
 SEED_BYTES = 32
 """Number of bytes from which the random generators of a notebook are seeded."""
 MOST_ENTRIES = 8
-"""Most executions that are kept for the code of one cell."""
+"""Largest number of executions that are stored for the code of one cell."""
 DRAFT_SECONDS = 3600.0
-"""Seconds after which an unfinished file is removed: the process that wrote it was killed."""
+"""Age in seconds after which an unfinished file is removed: the process that wrote it was probably killed."""
 MOST_BYTES = 4 << 30
-"""Most bytes that all results may take; the least recently used are removed first."""
+"""Size in bytes that all contents together may take; the least recently used ones are removed first."""
 
 
 class GroupRef(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Variables that share objects, as a cell left them."""
+    """A group of variables that share objects, with the digest of their content after a cell."""
 
     names: tuple[str, ...]
     content: str
-    """Equal for equal content: a digest of the content, or of the inputs of the cell that computed it."""
+    """Digest of the content of the variables, or, if they cannot be stored, of the inputs of the cell that set them."""
     stored: bool = False
-    """Whether the content can be loaded; if not, the cell runs again when the variables are needed."""
+    """Whether the content is stored. If not, the cell is run again when a later cell needs the variables."""
     uses: tuple[str, ...] = ()
-    """Functions and classes of the notebook that the content refers to; `*` if they are not known."""
+    """Names of the notebook's functions and classes to which the content refers; `*` if they are not known."""
     why: str = ""
-    """Why the content was not stored."""
+    """Reason why the content was not stored; empty if it was stored."""
 
 
 class CellEntry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One execution of a cell: inputs, effects, outputs."""
+    """One stored execution of a cell: inputs, effects and outputs, with digests of stored contents."""
 
     format: int
     key: str
     inputs: dict[str, str]
     settings: str
     random: dict[str, str] = {}
-    """By library: the digest of the random state from which the cell drew."""
+    """Library -> digest of the random state from which the cell drew."""
     random_before_imports: str = ""
-    """Digest of the state of Python's generator before the cell, if only imports drew from it; else empty."""
+    """Digest of the state of Python's `random` before the cell, if only imports drew from it; else empty."""
     draws_seeds: bool = False
-    """Whether the cell created random generators without a seed."""
+    """Whether the cell drew seeds from the system: it created random generators without a seed."""
     seeds: str = ""
-    """Equal for runs whose random generators begin in the same state."""
+    """Digest that is equal for runs whose random generators begin in the same states."""
     random_loaded: dict[str, str] = {}
-    """By library that the cell imported: the digest of the first state of its generator."""
+    """Library that the cell imported -> digest of the first state of its random generator."""
     files: dict[str, str] = {}
     folders: dict[str, str] = {}
     environment: dict[str, str] = {}
-    """Hashes, before the cell ran, of the environment variables that it and earlier cells read."""
+    """Environment variable that this or an earlier cell read -> hash of its value before this cell ran."""
     environment_after: dict[str, str] = {}
-    """Hashes, after the cell ran, of the environment variables that it changed."""
+    """Environment variable that the cell changed -> hash of its value after the cell ran."""
     modules: dict[str, str] = {}
     groups: tuple[GroupRef, ...] = ()
     deleted: tuple[str, ...] = ()
     definitions: dict[str, str] = {}
-    """Functions and classes that the cell defined, each with a digest of its content."""
+    """Function or class that the cell defined -> digest of its content."""
     random_after: dict[str, str] = {}
     settings_after: str = ""
     written: dict[str, str] = {}
     again: bool = False
-    """Whether the whole cell must run again before any other cell, because it changes state outside the variables."""
+    """Whether the whole cell must run before the next cell that runs, because it changes state outside variables."""
     setup: str = ""
-    """Hash of the statements that change state outside the variables; empty if there are none."""
+    """Hash of the statements that change state outside variables, such as settings; empty if there are none."""
     setup_text: str = ""
-    """These statements, if they use no variables: then only they run again, and not the whole cell."""
+    """The statements hashed in `setup`, if they use no variables: only they must run again, not the whole cell."""
     settings_values: dict[str, str] = {}
-    """By library whose settings the cell changed: the digest under which the new settings are stored."""
+    """Library whose settings the cell changed -> digest under which the new settings are stored."""
     messages: str = ""
     seconds: float = 0.0
     size: int = 0
@@ -95,7 +96,7 @@ class CellEntry(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ResultStore:
-    """Entries and contents of one project."""
+    """The stored results of cells of one project, in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._entries = folder / "entries"
@@ -105,7 +106,7 @@ class ResultStore:
         make_folder(self._contents)
 
     def seeds(self, notebook: str) -> bytes:
-        """Return the bytes from which the random generators of a notebook are seeded; the first call draws them."""
+        """Return the bytes that seed the random generators of a notebook; the first call draws and stores them."""
         name = xxhash.xxh3_128(notebook.encode("utf-8", "surrogatepass")).hexdigest()
         file = self._seeds / name
         try:
@@ -119,7 +120,7 @@ class ResultStore:
         return data
 
     def entries(self, code: str) -> list[CellEntry]:
-        """Return the executions of a cell, newest first; damaged files are left out."""
+        """Return the stored executions of the cell with the hash `code`, newest first, without damaged files."""
         dated: list[tuple[float, CellEntry]] = []
         for file in (self._entries / code).glob("*.json"):
             try:
@@ -132,7 +133,7 @@ class ResultStore:
         return [entry for _, entry in dated]
 
     def add(self, code: str, entry: CellEntry) -> None:
-        """Store an execution of a cell; remove its oldest executions if there are too many."""
+        """Store an execution of the cell with the hash `code`; remove the oldest ones beyond MOST_ENTRIES."""
         folder = self._entries / code
         make_folder(folder)
         _publish(folder / f"{entry.key}.json", lambda file: file.write(msgspec.json.encode(entry)))
@@ -140,11 +141,11 @@ class ResultStore:
             file.unlink(missing_ok=True)
 
     def has(self, digest: str) -> bool:
-        """Return True if a content is stored."""
+        """Return True if a content with this digest is stored."""
         return (self._contents / digest).is_file()
 
     def put(self, content: Serialized) -> None:
-        """Store serialized variables under their digest."""
+        """Store the serialized variables `content` under `content.digest`, unless they are stored already."""
         buffers = [buffer.raw() for buffer in content.buffers]
         head = struct.pack(
             f"<{len(buffers) + 2}Q", len(buffers), len(content.data), *map(len, buffers)
@@ -152,7 +153,7 @@ class ResultStore:
         self._write(content.digest, [head, content.data, *buffers])
 
     def put_bytes(self, data: bytes) -> str:
-        """Store bytes; return their digest."""
+        """Store `data`; return the digest under which it is stored."""
         digest = str(xxhash.xxh3_128(data).hexdigest())
         self._write(digest, [data])
         return digest
@@ -165,7 +166,7 @@ class ResultStore:
             _publish(file, lambda out: [out.write(part) for part in parts])
 
     def get_bytes(self, digest: str) -> bytes:
-        """Return stored bytes; raise ValueError if they are damaged."""
+        """Return the bytes stored under `digest`; raise ValueError if they are damaged."""
         file = self._contents / digest
         data = file.read_bytes()
         if xxhash.xxh3_128(data).hexdigest() != digest:
@@ -174,7 +175,10 @@ class ResultStore:
         return data
 
     def get(self, digest: str, find: Callable[[str], Any]) -> dict[str, Any]:
-        """Return stored variables by name; `find` returns the function or class that the notebook has under a name."""
+        """Return name -> value of the variables stored under `digest`; raise ValueError if they are damaged.
+
+        `find(name)` returns the notebook's present function or class with this name, to which the variables may refer.
+        """
         file = self._contents / digest
         data = memoryview(bytearray(file.read_bytes()))
         count, size = struct.unpack_from("<2Q", data)
@@ -201,7 +205,7 @@ class ResultStore:
         return dict(ContentUnpickler(io.BytesIO(bytes(pickled)), buffers=buffers).load())
 
     def prune(self, most: int = MOST_BYTES) -> None:
-        """Remove the least recently used contents until the rest has at most `most` bytes.
+        """Remove the least recently used contents until the remaining ones take at most `most` bytes, and old drafts.
 
         Other processes may add and remove contents at the same time.
         """
@@ -219,12 +223,12 @@ class ResultStore:
             total -= status.st_size
 
     def clear(self) -> None:
-        """Remove all results and seeds."""
+        """Remove all stored results and seeds of the project."""
         shutil.rmtree(self._entries.parent, ignore_errors=True)
 
 
 def _oldest_first(files: Iterable[Path]) -> list[tuple[os.stat_result, Path]]:
-    """Return files with their status, the least recently used first; files that do not exist any more are left out."""
+    """Return (status, file) of the existing ones of `files`, the least recently used first."""
     existing = []
     for file in files:
         with contextlib.suppress(FileNotFoundError):
@@ -237,7 +241,7 @@ def _is_draft(file: Path) -> bool:
 
 
 def _mark_used(file: Path) -> None:
-    """Set the time of a file to now, unless another process has removed the file."""
+    """Set the modification time of a file to now; do nothing if another process has removed the file."""
     with contextlib.suppress(FileNotFoundError):
         os.utime(file)
 

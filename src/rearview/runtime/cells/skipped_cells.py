@@ -1,7 +1,8 @@
 """Restore the state that skipped cells would have left, before a cell runs that can reach this state.
 
-The variables of skipped cells are on disk, and are loaded when a cell that runs can reach them. Before that, the
-imports and definitions of the skipped cells are run. A skipped cell is run again if its variables could not be stored.
+A skipped cell is one whose stored results are shown without running it. Its imports and definitions are run before
+the next cell that runs. Its variables are on disk, and are loaded when a cell that runs can reach them. If a variable
+could not be stored, the skipped cell itself is run again.
 """
 
 from __future__ import annotations
@@ -22,35 +23,35 @@ from rearview.runtime.cells.state_digests import NotebookState
 from rearview.source.notebooks import CodeCell
 
 REUSE_FAILED = "KeptResultsUnusable"
-"""Name of the error that a cell shows if the notebook has to run again from its first cell."""
+"""Name of the error that a cell shows if stored results cannot be used: all cells of the notebook must run again."""
 
 
 class ReuseFailed(Exception):  # noqa: N818 - the program has made no error
-    """The state that a cell needs cannot be restored from stored results."""
+    """Raised if the state that a cell needs cannot be restored from stored results."""
 
 
 @dataclass(slots=True)
 class Skipped:
-    """A cell whose results were reused."""
+    """A cell that was skipped: its stored results, `entry`, were shown."""
 
     cell: CodeCell
     entry: CellEntry
     analysis: CellAnalysis
     was_run: bool = False
-    """Whether the cell, or its set-up part, has been run since."""
+    """Whether the whole cell, or `setup_text`, has been run after the cell was skipped."""
 
     @property
     def setup_text(self) -> str:
-        """The part of the cell that is run before any other cell: imports, definitions, settings; may be empty."""
+        """Imports, definitions and settings of the cell, to run before the next cell that runs; may be empty."""
         return self.entry.setup_text or self.analysis.preamble
 
 
 LateRun = Callable[[CodeCell, str], Awaitable[str]]
-"""Function that runs a text as a cell, or as a part of one, and shows no output; it returns the error, or ""."""
+"""Function `(cell, text)` that runs `text`, the cell or a part of it, without output; returns the error, or ""."""
 
 
 class SkippedCells:
-    """The cells whose results were reused, in order."""
+    """The skipped cells of a notebook, in order."""
 
     def __init__(self, state: NotebookState, random: RandomUse) -> None:
         self.state = state
@@ -58,7 +59,7 @@ class SkippedCells:
         self.cells: list[Skipped] = []
 
     async def prepare(self, cell: CodeCell, late_run: LateRun) -> None:
-        """Restore the state that a cell needs before it runs; raise ReuseFailed if that is impossible."""
+        """Restore the state that `cell` needs, before it runs; raise ReuseFailed if that is impossible."""
         for skipped in self.cells:
             if skipped.was_run:
                 continue
@@ -91,7 +92,7 @@ class SkippedCells:
         self.state.settings |= settings_now
 
     async def _run_setup(self, skipped: Skipped, late_run: LateRun) -> None:
-        """Run the set-up part of a skipped cell."""
+        """Run the imports, definitions and settings of a skipped cell; raise ReuseFailed if they fail."""
         at_once = {name for each in skipped.analysis.definitions for name in each.at_once}
         reached = self.state.reach(at_once)
         await self._load(self.state.absent if reached is None else reached, late_run)
@@ -109,15 +110,15 @@ class SkippedCells:
             elif self.state.is_reference(name, group):
                 self.state.absent.discard(name)
             else:
-                # a later skipped cell gave this name another value, which is loaded when it is needed
+                # a later skipped cell bound this name to another value, which is loaded when it is needed
                 del self.state.namespace[name]
 
     async def _run_late(
         self, skipped: Skipped, late_run: LateRun, recomputed: frozenset[str] = frozenset()
     ) -> None:
-        """Run a skipped cell now, with its recorded inputs.
+        """Run a skipped cell now, with its recorded inputs; raise ReuseFailed if that is impossible.
 
-        `recomputed` are variables that earlier skipped cells have just computed again, and that this cell may change.
+        `recomputed` are names of variables that earlier skipped cells have just computed again; this cell may change them.
         """
         entry, number = skipped.entry, skipped.cell.number
         skipped.was_run = True
@@ -173,12 +174,12 @@ class SkippedCells:
                     f"cell {number} leaves other values in {group.names[0]} this time"
                 )
         for name in stale_names & self.state.namespace.keys():
-            # a later cell changed this variable: its later content is loaded when it is needed
+            # a later cell changed this variable: the later content is loaded when it is needed
             del self.state.namespace[name]
         self.state.absent -= {each.name for each in skipped.analysis.definitions}
 
     async def _load(self, names: Iterable[str], late_run: LateRun) -> None:
-        """Load variables; if a variable was not stored, run the cells again that computed it."""
+        """Load those of the variables `names` that are not loaded; if one was not stored, run its cells again."""
         todo = {name for name in names if name in self.state.absent}
         for name in sorted(todo, key=self._first_maker):
             group = self.state.groups.get(name)
@@ -191,7 +192,7 @@ class SkippedCells:
                     values = self.state.store.get(group.content, self.state.namespace.__getitem__)
                 except Exception as exc:
                     raise ReuseFailed(f"{name} cannot be loaded: {exc}") from exc
-                # a name that a later cell bound to another value keeps that value
+                # do not change names that a later cell bound to another value
                 current_values = {
                     n: v for n, v in values.items() if self.state.groups.get(n) == group
                 }
@@ -202,7 +203,7 @@ class SkippedCells:
             await self._make_again(group, late_run)
 
     async def _make_again(self, group: GroupRef, late_run: LateRun) -> None:
-        """Run the skipped cells again that computed or changed the variables of a group that could not be stored."""
+        """Run the skipped cells again that computed or changed the variables of `group`, which were not stored."""
         if not any(group in each.entry.groups for each in self.cells):
             raise ReuseFailed(f"{group.names[0]} was not stored: {group.why}")
         recomputed, cells = set(group.names), list[Skipped]()
@@ -221,6 +222,6 @@ class SkippedCells:
             raise ReuseFailed(f"{group.names[0]} could not be made again")
 
     def _first_maker(self, name: str) -> int:
-        """Return the position of the first skipped cell that left the present value of a variable."""
+        """Return the index of the first skipped cell that left the present value of a variable; 0 if none did."""
         group = self.state.groups.get(name)
         return next((i for i, each in enumerate(self.cells) if group in each.entry.groups), 0)

@@ -1,8 +1,11 @@
-"""The state of a notebook as the cell cache sees it: digests of variables, definitions and settings, loaded or not.
+"""The state of a notebook as the cell cache sees it: digests of its variables, definitions and settings.
 
-A function or class is restored by running its text again. Changes that cells have made to it since are then lost: a
-counter in a class, a list that is a default, an attribute of a function. `definition_state` returns a digest of this
-state, so that such changes are noticed.
+Variables of skipped cells are "absent": their digest is known, but their value is not loaded yet. Variables that share
+objects form a group, which is stored and loaded as a whole.
+
+A function or class ("definition") is restored by running its source again. Changes that cells have made to it since
+are then lost: a counter in a class, a list that is a default, an attribute of a function. `definition_state` returns
+a digest of this state, by which such changes are found.
 """
 
 from __future__ import annotations
@@ -27,16 +30,16 @@ from rearview.state.variable_groups import (
 )
 
 BYTES_A_SECOND = 200e6
-"""Bytes that are assumed to be stored and loaded per second: variables that are computed faster are not stored."""
+"""Assumed speed of storing and loading, in bytes per second; variables that a cell computes faster are not stored."""
 SMALL = 32 << 20
-"""Contents of at most this many bytes are always stored."""
+"""Size in bytes up to which variables are always stored."""
 _OWN_CLASS = ("cls.", "type.", "self.__class__.")
-"""Beginnings of targets of assignments by which methods change their class."""
+"""Prefixes of assignment targets in methods that change the class, not the instance."""
 _FIGURES = ("Figure", "FigureBase", "Axes", "_AxesBase", "Artist")
 
 
 class NotebookState:
-    """The variables and settings that the cells so far have left, after they were run or skipped."""
+    """The variables and settings that all cells so far have left, whether they were run or skipped."""
 
     def __init__(
         self, store: ResultStore, namespace: dict[str, Any], hides: Callable[[str], bool]
@@ -45,43 +48,43 @@ class NotebookState:
         self.namespace = namespace
         self._hides = hides
         self.groups: dict[str, GroupRef] = {}
-        """The group of each variable after the cells so far, whether the variable is loaded or not."""
+        """Variable -> its group after the cells so far, also for variables that are not loaded."""
         self.definitions: dict[str, tuple[Definition, str]] = {}
-        """By name: the functions and classes that cells have defined, each with the digest of its content."""
+        """Name of a function or class that a cell has defined -> (its definition, digest of its content)."""
         self.absent: set[str] = set()
-        """Variables that are not loaded."""
+        """Names bound by skipped cells whose values are not loaded."""
         self.loaded: dict[tuple[str, ...], str] = {}
-        """By the names of a loaded group: the digest of its content in memory; empty until a cell can reach it."""
+        """Names of a group loaded from disk -> digest of its content in memory; empty until a cell can reach it."""
         self.settings = library_settings()
         self.settings_values: dict[str, str] = {}
-        """By library: the digest under which its settings are stored, if cells changed them."""
+        """Library whose settings cells have changed -> digest under which the settings are stored."""
         self.setup_digest = ""
-        """Hash of all state outside the variables that cells have changed, in order; empty if there is none."""
+        """Hash of all changes that cells have made to state outside variables, in order; empty if there are none."""
         self.ids: dict[str, int] = {}
-        """Address of each variable's object before the current cell."""
+        """Variable -> `id()` of its value before the current cell."""
         self._walked: dict[str, dict[int, Any]] = {}
-        """By variable: the objects that it refers to, by address; not for variables that a cell could reach since."""
+        """Variable -> (`id()` -> object) of all objects that it refers to; only if no cell could change it since."""
         self.reached: set[str] | None = set()
-        """Variables that the current cell can reach, or None if it can reach all variables."""
+        """Names of the variables that the current cell can reach, or None if it can reach all variables."""
 
     def begin(self) -> None:
-        """Remember the variables before a cell runs."""
+        """Remember the identities of the variables' values before a cell runs."""
         for names in self.loaded:
             if not self.loaded[names] and self.touches(names):
                 try:
                     self.loaded[names] = self.serialized(names, self.references()).digest
                 except Exception:
                     self.loaded[names] = "?"
-        # do not keep objects alive that the cell may drop
+        # keep no references to objects that the cell may delete
         self._walked = {k: v for k, v in self._walked.items() if not self.touches((k,))}
         self.ids = {name: id(value) for name, value in self.variables().items()}
 
     def reach(
         self, names: Iterable[str], definitions: Iterable[Definition] = ()
     ) -> set[str] | None:
-        """Return the variables that a cell can reach through `names`, or None if it can reach all variables.
+        """Return the variables that a cell can reach from the names in its code, or None if it can reach all variables.
 
-        `definitions` are the functions and classes of the cell itself: functions of earlier cells may call them.
+        `definitions` are the functions and classes that the cell itself defines: functions of earlier cells may call them.
         """
         todo, reached = list(names), set(names)
         names_in_bodies: dict[str, set[str]] = {}
@@ -101,37 +104,37 @@ class NotebookState:
         return reached & (self.groups.keys() | self.definitions.keys())
 
     def inputs(self, reached: set[str] | None) -> dict[str, str]:
-        """Return the digest of each variable in `reached`, or of all variables if `reached` is None."""
+        """Return name -> digest of the variables in `reached`, or of all variables if `reached` is None."""
         names = {*self.groups, *self.definitions} if reached is None else reached
         return {name: self.content_of(name) for name in names}
 
     def content_of(self, name: str) -> str:
-        """Return the digest of a variable or definition; empty if the name is not bound."""
+        """Return the digest of the variable, function or class `name`; empty if the name is not bound."""
         if name in self.definitions:
             return self.definitions[name][1]
         return self.groups[name].content if name in self.groups else ""
 
     def settings_digest(self) -> str:
-        """Return a hash of the settings of libraries and of `setup_digest`."""
+        """Return a hash of the settings of libraries, and of all changes to other state outside variables."""
         return digest_of(sorted(self.settings.items()), self.setup_digest)
 
     def add_setup(self, setup: str) -> None:
-        """Add the hash of a change to state outside the variables, on which later cells depend."""
+        """Add the hash of a change to state outside variables to `setup_digest`; do nothing if `setup` is empty."""
         if setup:
             self.setup_digest = digest_of(self.setup_digest, setup)
 
     def define(self, definition: Definition, digest: str = "") -> None:
-        """Record that a cell has bound a name to a function or class, whose content has this digest."""
+        """Record that a cell has defined a function or class whose content has the digest `digest`."""
         self.groups.pop(definition.name, None)
         self.definitions[definition.name] = (definition, digest)
 
     def digest_definitions(
         self, definitions: Iterable[Definition], bound: set[str], key: str, outside: str
     ) -> dict[str, str]:
-        """Return the digests of the functions and classes that a cell has defined, and remember them.
+        """Remember and return name -> digest, for the functions and classes that a cell has defined.
 
-        `bound` are the variables that the cell has set, without imports; `key` is a hash of all inputs of the cell,
-        `outside` of the inputs that are not variables.
+        `bound` are the variables that the cell has set, without imports; `key` is a hash of all inputs of the cell, and
+        `outside` a hash of those inputs that are not variables.
         """
         definitions = list(definitions)
         names = [each.name for each in definitions]
@@ -141,7 +144,7 @@ class NotebookState:
         for each in definitions:
             parts = [self.content_of(name) for name in sorted(each.at_once)]
             if not each.at_once.isdisjoint(bound):
-                parts.append(key)  # the definition depends on values that the cell computes
+                parts.append(key)  # the definition uses values that the cell computes
             elif each.calls_at_once:
                 parts.append(outside)
             if each.name in self.namespace:
@@ -151,17 +154,17 @@ class NotebookState:
         return digests
 
     def forget(self, name: str) -> None:
-        """Forget a name that a cell has deleted."""
+        """Remove a variable, function or class that a cell has deleted from this state."""
         self.groups.pop(name, None)
         self.definitions.pop(name, None)
         self.absent.discard(name)
 
     def touches(self, names: Iterable[str]) -> bool:
-        """Return True if the current cell can reach one of these variables."""
+        """Return True if the current cell can reach one of the variables `names`."""
         return self.reached is None or not self.reached.isdisjoint(names)
 
     def variables(self) -> dict[str, Any]:
-        """Return the loaded variables, without names that belong to the kernel."""
+        """Return name -> value of the loaded variables, without variables of the kernel."""
         return {
             name: value
             for name, value in self.namespace.items()
@@ -171,7 +174,7 @@ class NotebookState:
         }
 
     def references(self) -> dict[int, str]:
-        """Return the names of the functions and classes that the notebook defines, by address."""
+        """Return `id()` -> name of the functions and classes that cells of the notebook have defined."""
         return {
             id(self.namespace[name]): name for name in self.definitions if name in self.namespace
         }
@@ -179,9 +182,10 @@ class NotebookState:
     def serialized(
         self, names: tuple[str, ...], references: Mapping[int, str], used: set[str] | None = None
     ) -> Serialized:
-        """Return variables in serialized form, with references by name to functions and classes of the notebook.
+        """Return the variables `names` in serialized form, with references by name to functions and classes.
 
-        The names of these functions and classes are added to `used`.
+        `references` maps `id()` to name, as `references()` returns it. The names to which the serialized variables refer
+        are added to `used`.
         """
         used_names = set[str]() if used is None else used
 
@@ -197,15 +201,15 @@ class NotebookState:
     def take_changes(
         self, key: str, seconds: float, analysis: CellAnalysis
     ) -> tuple[list[GroupRef], list[str]]:
-        """Return the groups of variables that a cell changed, and the names that it deleted; store the groups.
+        """Store and return the groups of variables that a cell changed; also return the names that it deleted.
 
         `key` is a hash of the inputs of the cell, which ran for `seconds`.
         """
         live = self.variables()
-        self.absent -= live.keys()  # the cell bound these names without using their earlier values
+        self.absent -= live.keys()  # the cell has bound these names to new values
         defined = {each.name for each in analysis.definitions}
         for name in [*self.definitions]:
-            # a name that was bound to a function may have another value now
+            # the cell may have bound the name of a function to another value
             value = live.get(name)
             if name in live and name not in defined and id(value) != self.ids.get(name, id(value)):
                 del self.definitions[name]
@@ -251,7 +255,7 @@ class NotebookState:
         return changed, deleted
 
     def _reference(self, name: str, value: Any, key: str) -> GroupRef:
-        """Return the group of a variable that is a module, function or class."""
+        """Return the group of the variable `name` alone, whose value is a module, function or class."""
         if isinstance(value, types.ModuleType):
             return GroupRef((name,), f"module {value.__name__}")
         module = getattr(value, "__module__", None) or ""
@@ -261,14 +265,14 @@ class NotebookState:
         return GroupRef((name,), digest_of(key, name), uses=tuple(sorted(uses)), why="a function")
 
     def is_import(self, group: GroupRef) -> bool:
-        """Return True if a group is a module, or a function or class that a module defines."""
+        """Return True if the variable of `group` is a module, or a function or class that a module defines."""
         value = self.namespace.get(group.names[0])
         if not isinstance(value, BY_REFERENCE):
             return False
         return isinstance(value, types.ModuleType) or value.__module__ != "__main__"
 
     def is_reference(self, name: str, group: GroupRef) -> bool:
-        """Return True if a name is bound to the module, function or class named in a group."""
+        """Return True if the variable `name` has the imported module, function or class that `group` describes."""
         value = self.namespace[name]
         return (
             not group.stored
@@ -279,7 +283,7 @@ class NotebookState:
     def _grouped(
         self, names: tuple[str, ...], key: str, seconds: float, references: Mapping[int, str]
     ) -> GroupRef:
-        """Return the group of some variables; store their values unless computing them again is faster."""
+        """Return the group of the variables `names`; store their values unless computing them again is faster."""
         used: set[str] = set()
         try:
             content = self.serialized(names, references, used)
@@ -293,7 +297,10 @@ class NotebookState:
         return GroupRef(names, content.digest, stored=True, uses=uses)
 
     def _uses(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the names that functions and methods of the notebook use, if some variables refer to them."""
+        """Return the names used in the notebook's functions and methods to which the variables `names` refer.
+
+        Return `*` alone if the variables refer to too many objects.
+        """
         used: set[str] = set()
         todo, visited_ids = [self.namespace[name] for name in names], set[int]()
         while todo:
@@ -313,7 +320,7 @@ class NotebookState:
 
 
 def _refused(obj: Any) -> str:
-    """Return why an object in a variable cannot be stored; empty if it can."""
+    """Return the reason why an object must not be stored with a variable; empty if it can be stored."""
     kind = type(obj)
     if kind.__module__.startswith("matplotlib.") and any(
         base.__name__ in _FIGURES for base in kind.__mro__
@@ -329,17 +336,16 @@ def _refused(obj: Any) -> str:
 def definition_state(value: Any, references: Mapping[int, str]) -> str:
     """Return a digest of the state of a function or class: attributes, defaults, variables of closures.
 
-    `references` are the names of the notebook's functions and classes, by address: the digest contains only their
-    names.
+    `references` maps `id()` to name for the notebook's functions and classes; only their names enter the digest.
     """
     try:
         return digest_of([(label, _digest(part, references)) for label, part in _parts(value)])
-    except Exception:  # an object that a decorator returns may raise on any access
+    except Exception:  # objects that a decorator returns may raise on any access
         return f"{type(value).__qualname__} at {id(value)}"
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield each part of the state of a function or class, with the name of the part."""
+    """Yield (label, value) of each part of the state of a function or class."""
     if isinstance(value, type):
         for name, attribute in attributes_of(value).items():
             functions = list(_functions_of(attribute))
@@ -357,7 +363,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
             {
                 name: attribute
                 for name, attribute in attributes_of(function).items()
-                # ipywidgets' `interact` stores its widgets in the function
+                # without the widgets that ipywidgets' `interact` stores in the function
                 if name != "__wrapped__"
                 and not type(attribute).__module__.startswith("ipywidgets.")
             },
@@ -367,7 +373,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _content(cell: types.CellType) -> Any:
-    """Return the value of a closure's variable, or None if it has no value or is a function or class."""
+    """Return the value of a closure's variable; None if it has no value yet, or is a function or class."""
     try:
         content = cell.cell_contents
     except ValueError:
@@ -376,11 +382,11 @@ def _content(cell: types.CellType) -> Any:
 
 
 def _functions_of(value: Any) -> Iterator[types.FunctionType]:
-    """Yield the functions in a function, method, property or wrapper; yield nothing for other values."""
+    """Yield the functions that a function, method, property or wrapper consists of; nothing for other values."""
     accessors = (value.fget, value.fset, value.fdel) if isinstance(value, property) else (value,)
     for accessor in accessors:
         function = getattr(accessor, "__func__", accessor)
-        for _ in range(10):  # a wrapper may wrap a wrapper
+        for _ in range(10):  # a wrapper may wrap another wrapper
             if isinstance(function, types.FunctionType):
                 yield function
             function = getattr(function, "__wrapped__", None)
@@ -404,10 +410,10 @@ def changes_definitions(
     used: Iterable[str],
     loaded: Mapping[str, Any],
 ) -> bool:
-    """Return True if a cell may change the state of functions and classes that it has defined itself.
+    """Return True if a cell may change the state of one of the functions and classes `definitions` that it defines.
 
-    `effects` are its calls whose result is not used and its assignments to attributes, as dotted names; `used` are the
-    names that its other statements use, `loaded` the variables after the cell.
+    `effects` are the dotted names of its calls whose result is not used, and of the attributes that it assigns (with
+    `=`). `used` are the definitions that its other statements use, `loaded` the variables after the cell.
     """
     own = {each.name: each for each in definitions}
     for effect in effects:
@@ -425,7 +431,7 @@ def changes_definitions(
 
 
 def _plain_parts(value: Any) -> Iterator[Any]:
-    """Yield the values that a function or class keeps: attributes, defaults, variables of closures."""
+    """Yield the values of the attributes, defaults and closure variables of a function or class."""
     for label, part in _parts(value):
         if label.endswith("<attributes>"):
             yield from part.values()

@@ -1,1 +1,1 @@
-"""Record values that a program does not log with Rearview: variables, parameters, calls of other loggers."""
+"""Record values that a program does not log with Rearview: variables, parameters, values given to other loggers."""

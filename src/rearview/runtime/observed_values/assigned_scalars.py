@@ -1,9 +1,9 @@
 """Record the numbers that loops of the program assign to variables, at the end of each iteration.
 
-Nothing is added to the program: at a boundary, at which the recorder stops the program anyway, the variables that
-the body of the loop assigns are looked up in the loop's frame. docs/capture.md says which variables become columns.
-Only plain Python and NumPy numbers and CPU tensors without dimensions are read, from memory and without calling an
-operation of their library; no object is kept.
+Nothing is added to the program: at a boundary, where the recorder is called anyway, the variables that the body of
+the loop assigns are looked up in the loop's frame. docs/capture.md says which variables become columns. Only plain
+Python and NumPy numbers and CPU tensors without dimensions are read, from memory and without calling an operation of
+their library; no reference to an object is kept.
 """
 
 from __future__ import annotations
@@ -22,44 +22,47 @@ from rearview.runtime.loops import LoopEntry
 from rearview.runtime.observed_values.captured_records import Allowance, CapturedRecords
 
 COLUMNS = 40
-"""Most variables of a run that become columns."""
+"""Largest number of variables of a run that become columns."""
 UNDECIDED = 64
-"""Most values of a variable that are held back until it is known whether the variable becomes a column."""
+"""Largest number of values of a variable kept in memory until it is decided whether it becomes a column."""
 DECIDES = 3
-"""Iterations after which a whole number that grows evenly is taken for a counter."""
+"""Number of values after which a variable that only grows evenly, or only has clock readings, is rejected."""
 _READS_LOCALS = frozenset({"locals", "vars", "dir", "exec", "eval", "breakpoint"})
-"""Functions by which a program can see the dictionary of its local variables."""
+"""Functions through which a program can access the dictionary of its local variables."""
 
 Number = bool | int | float
 Prefix = Callable[[], bytes]
 _Key = tuple[CodeType, str]
-"""A variable: the function it belongs to, and its name."""
+"""Identifies a variable: (code of the function that contains it, name)."""
 
 
 class AssignedScalars:
-    """Records the variables that the loops of one run assign."""
+    """Records the numbers in the variables that the loops of one run assign."""
 
     def __init__(
         self, records: CapturedRecords, point: Prefix, has_loops: Callable[[str], bool]
     ) -> None:
-        """`point` returns the encoded current point; `has_loops` returns True if the loop with an id contains loops."""
+        """`point()` returns the encoded current point; `has_loops(id)` returns True if a loop contains loops."""
         self._records = records
         self._point = point
         self._has_loops = has_loops
         self.allowance = Allowance()
-        """Limits the time that reading variables takes."""
+        """Limits the CPU time that reading variables takes."""
         self._columns: dict[_Key, _Column] = {}
         self._labels: set[str] = set()
         self._next_indices: dict[int, int] = {}
-        """By the `id` of a running loop: the next iteration whose variables are read."""
+        """`id()` of the entry of a running loop -> index of the next iteration whose variables are read."""
         self._values_of_calls: dict[_Key, Number] = {}
-        """Variables of loops that ran in called functions during the current iteration."""
+        """Variable -> value, for loops that ran in called functions during the current iteration."""
         self._began = (time(), perf_counter())
 
     def iteration_ended(
         self, entry: LoopEntry, index: int, frame: FrameType, *, leaf: bool
     ) -> None:
-        """Record the variables after iteration `index`, unless the loop is a `leaf`: an inner loop without loops."""
+        """Record the variables at the end of iteration `index` of a loop, whose local variables are in `frame`.
+
+        Do nothing for a `leaf`, an inner loop without loops in it: its variables are recorded by the loop around it.
+        """
         if leaf or index < self._next_indices.get(id(entry), 0):
             return
         self._next_indices[id(entry)] = index + 1
@@ -77,24 +80,24 @@ class AssignedScalars:
         self.allowance.add(began)
 
     def inner_loop_ended(self, entry: LoopEntry, frame: FrameType) -> None:
-        """Remember the variables of a loop in a called function, for the iteration that called the function."""
+        """Remember the variables of a loop in a called function; the iteration that called it records them."""
         if self.allowance.allows():
             began = thread_time()
             self._values_of_calls |= self._read(entry, frame)
             self.allowance.add(began)
 
     def loop_ended(self, entry: LoopEntry) -> None:
-        """Forget a loop that has ended."""
+        """Drop the position in a loop that has ended."""
         self._next_indices.pop(id(entry), None)
 
     def finish(self) -> None:
-        """Write the values that were held back because too few iterations ran to judge a variable."""
+        """At the end of the run, write the values of undecided variables that become columns after all."""
         for column in self._columns.values():
             if column.accepted is None and column.is_shown_at_the_end():
                 self._accept(column)
 
     def _read(self, entry: LoopEntry, frame: FrameType) -> dict[_Key, Number]:
-        """Return the variables of a loop whose values in its frame are numbers."""
+        """Return variable -> number, for the variables of a loop that have a number in `frame`."""
         site, code = entry.site, frame.f_code
         names = [*site.assigned]
         for loop, inner_names in site.inside:
@@ -111,15 +114,16 @@ class AssignedScalars:
                 if value is not None:
                     numbers[code, name] = value
         if is_copy(frame):
-            space.clear()  # the copy would keep the values alive
+            space.clear()  # this copy of the local variables would keep their values alive
         return numbers
 
     def _take(
         self, numbers: Mapping[_Key, Number], index: int, own_variables: Container[_Key]
     ) -> None:
-        """Write the values of columns; hold back the values of variables that may become columns.
+        """Write the values of variables that are columns; keep the values of undecided variables in memory.
 
-        `own_variables` are those that the loop itself assigns; all other variables belong to loops inside it.
+        `numbers` are the values after iteration `index`. `own_variables` are the variables that the loop itself assigns;
+        all other variables belong to loops inside it.
         """
         prefix = self._point()
         items: dict[Origin, list[tuple[str, Number]]] = {}
@@ -138,7 +142,7 @@ class AssignedScalars:
             self._records.append(origin, prefix, values)
 
     def _accept(self, column: _Column) -> None:
-        """Make a variable a column and write the values that were held back, unless there are too many columns."""
+        """Make a variable a column and write its earlier values; reject it if there are COLUMNS columns already."""
         if sum(each.accepted is True for each in self._columns.values()) >= COLUMNS:
             column.reject()
             return
@@ -147,7 +151,7 @@ class AssignedScalars:
         column.accept()
 
     def _label(self, code: CodeType, name: str) -> str:
-        """Return the name of a column: that of the variable, with its function if another column has the name."""
+        """Return a new column name for a variable: `name`, preceded by its function if another column has this name."""
         label = name
         if label in self._labels:
             label = f"{code.co_name}.{name}"
@@ -157,7 +161,7 @@ class AssignedScalars:
         return label
 
     def _is_clock(self, value: Number) -> bool:
-        """Return True if a number may be a reading of the clock, taken during the run."""
+        """Return True if `value` may be a reading of the clock that the program made during the run."""
         if type(value) is not float:
             return False
         clocks = zip(self._began, (time(), perf_counter()), strict=True)
@@ -165,7 +169,7 @@ class AssignedScalars:
 
 
 class _Column:
-    """A variable, with the values that are held back until it is known whether it becomes a column."""
+    """A variable, with its values until it is decided whether it becomes a column."""
 
     __slots__ = ("accepted", "clocks", "held_values", "label", "origin")
 
@@ -173,10 +177,10 @@ class _Column:
         self.label = label
         self.origin = origin
         self.accepted: bool | None = None
-        """Whether the variable is a column; None if that is not known yet."""
+        """Whether the variable is a column; None until that is decided."""
         self.held_values: list[tuple[bytes, int, Number]] = []
         self.clocks = 0
-        """How many of the values may be readings of the clock."""
+        """Number of `held_values` that may be readings of the clock."""
 
     def hold(self, prefix: bytes, index: int, value: Number, *, is_clock: bool) -> None:
         if len(self.held_values) >= UNDECIDED:
@@ -186,10 +190,10 @@ class _Column:
         self.clocks += is_clock
 
     def verdict(self) -> bool:
-        """Return True if the variable becomes a column, given its values so far; reject a counter or a clock."""
+        """Return True if the values so far show that the variable is a column; reject a counter or a clock reading."""
         values = [value for _, _, value in self.held_values]
         if all(_same(value, values[0]) for value in values):
-            return False  # the value has not changed yet
+            return False  # undecided: the value has not changed so far
         if self.clocks == len(values):
             if len(values) >= DECIDES:
                 self.reject()
@@ -203,7 +207,7 @@ class _Column:
         return len(values) == DECIDES and not self._grows_evenly()
 
     def is_shown_at_the_end(self) -> bool:
-        """Return True if the variable becomes a column when the run ends after too few iterations for `verdict`."""
+        """Return True if an undecided variable becomes a column when the run ends."""
         values = [value for _, _, value in self.held_values]
         if not values or self.clocks == len(values):
             return False
@@ -219,7 +223,7 @@ class _Column:
         self.accepted, self.held_values = False, []
 
     def _grows_evenly(self, by: int | None = None) -> bool:
-        """Return True if whole numbers grow by the same amount in each iteration (by `by`, if it is given)."""
+        """Return True if the values are whole numbers that change by an equal amount per iteration (`by`, if given)."""
         (_, first, start), (_, last, end) = self.held_values[0], self.held_values[-1]
         if first == last or not all(type(value) is int for _, _, value in self.held_values):
             return False
@@ -236,7 +240,7 @@ def _same(first: Number, second: Number) -> bool:
 
 
 def is_copy(frame: FrameType) -> bool:
-    """Return True if `f_locals` of a frame is a copy that only Rearview uses."""
+    """Return True if `frame.f_locals` is a copy of the local variables that only Rearview uses."""
     code = frame.f_code
     return (
         sys.version_info < (3, 13)
@@ -265,7 +269,7 @@ _TENSOR_FORMATS = {
 
 
 def number(value: Any) -> Number | None:
-    """Return a value as a plain number without calling code of the program, or None if it is not a number.
+    """Return `value` as a plain number, without calling code of the program, or None if it is not a number.
 
     >>> number(0.5), number("0.5"), number(1 << 80)
     (0.5, None, None)
@@ -292,7 +296,7 @@ def _numpy_number(value: Any) -> Number | None:
 
 
 def _tensor_number(value: Any) -> Number | None:
-    """Return the number in a CPU tensor without dimensions, read from its memory.
+    """Return the number in a CPU tensor without dimensions, read from its memory; None for any other value.
 
     No operation of torch runs, so profilers, dispatch modes and autograd see nothing, and the program does not
     wait for an accelerator.

@@ -1,13 +1,14 @@
 """Patch other loggers to record the values that a program gives them: TensorBoard, W&B, MLflow, frameworks, `logging`.
 
 `LoggerCalls` wraps functions of a library and turns calls of them into captured records. The library's own function
-runs first, and its result is returned. An error in Rearview switches the source off and is stored with the run. Only
-the outermost of nested calls counts, so a value that a framework passes to a logger is recorded once. Each
-`observe_…` function patches one library, once that library is imported.
+runs first, and its result is returned. If recording raises an exception, nothing more is recorded from this library,
+and the error is stored with the run. Only the outermost of nested calls is recorded, so a value that a framework
+passes to a logger is recorded once. Each `observe_…` function patches one library, after the program imports it.
 
-Numbers in messages that code of the project passes to Python's `logging` are recorded on request. Messages on
-standard output or error are already recorded as printed lines, so this helps only for messages that go to a file.
-A message is formatted only if its arguments are plain values, so that no code of the program runs.
+Numbers in messages that code of the project passes to Python's `logging` are recorded if the settings ask for it.
+Messages on standard output or standard error are already recorded as printed lines, so this is useful only for
+messages that go to a file. A message is formatted only if its arguments are plain values, so that no code of the
+program runs.
 """
 
 from __future__ import annotations
@@ -34,20 +35,20 @@ from rearview.runtime.session import PointEncoder
 from rearview.store.records import encode_point
 
 STEP = "step"
-"""Column for the step that the program passes to a logger, if it differs from the iteration of the loop."""
+"""Name of the column for the step that the program passes to a logger, if it differs from the loop's iteration."""
 LONGEST = 1000
-"""Most characters of a name, and of a text."""
+"""Length in characters up to which names are recorded, and to which texts are cut."""
 NAMES = 500
-"""Most names of values that are recorded from the loggers of one run."""
+"""Largest number of different names of values recorded from the loggers of one run."""
 _SUMMARY_WRITERS = ("torch.utils.tensorboard.writer", "tensorboardX.writer")
 _MEDIA = ("add_histogram", "add_histogram_raw", "add_image", "add_images", "add_figure")
-"""Methods whose values are read from the summary that TensorBoard encodes for its file."""
+"""Methods of SummaryWriter whose values are read from the summary that TensorBoard encodes for its file."""
 _CONNECTORS = (
     "lightning.pytorch.trainer.connectors.logger_connector.logger_connector",
     "pytorch_lightning.trainer.connectors.logger_connector.logger_connector",
 )
 _ADDED = frozenset({"epoch", "step"})
-"""Names that frameworks add to logged values; the points of the records contain these numbers already."""
+"""Names that frameworks add to logged values; not recorded, because points of records contain these numbers."""
 
 After = Callable[[tuple[Any, ...], dict[str, Any]], None]
 
@@ -62,10 +63,10 @@ class LoggerCalls:
         self._steps: dict[Origin, tuple[bytes, int]] = {}
         self._names: set[str] = set()
         self.media = Allowance()
-        """Limits the time for encoding histograms and images."""
+        """Limits the CPU time for encoding histograms and images."""
 
     def watch(self, owner: Any, name: str, origin: Origin, after: After) -> None:
-        """Call `after` with the arguments of each successful call of the method `name` of `owner`."""
+        """Patch the method `name` of `owner` to call `after(args, kwargs)` after each successful outermost call."""
         original = vars(owner).get(name)
         if original is None or not callable(original):
             return  # this version of the library has no such method
@@ -86,12 +87,15 @@ class LoggerCalls:
         setattr(owner, name, call)
 
     def watch_background_calls(self, function: Any, origin: Origin, after: After) -> None:
-        """Call `after` with the arguments of each call of `function` that the program hands to a background writer."""
+        """Call `after(args, kwargs)` for each call of `function` that goes through `rearview.background`."""
         if callable(function):
             setattr(function, SEEN, self._recording_hook(origin, after))
 
     def _recording_hook(self, origin: Origin, after: After) -> After:
-        """Return a function that passes the arguments of a call to `after`, except inside another wrapped call."""
+        """Return a function that calls `after` while the run is recorded, except inside another wrapped call.
+
+        After the first exception of `after`, the function does nothing any more.
+        """
         nested, off = self._nested, False
 
         def record_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -119,7 +123,7 @@ class LoggerCalls:
         )
 
     def record(self, origin: Origin, values: Mapping[str, Any], step: Any = None) -> None:
-        """Record named values at the current point, or at `step` outside all loops."""
+        """Record `values` at the current point. Outside all loops, use `step` as the point."""
         items = [(name, value) for name, value in _flat(values) if self._is_name(name)]
         step_number = number(step)
         whole_step = step_number if type(step_number) is int else None
@@ -150,7 +154,7 @@ class LoggerCalls:
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield name and value of each value that can be recorded; a value in a nested mapping is named `outer.inner`."""
+    """Yield (name, value) for each value that can be recorded; a value in a nested mapping is named `outer.inner`."""
     for key, value in values.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
@@ -160,23 +164,23 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _recorded_form(value: Any) -> Any:
-    """Return a value as it is recorded (a number, text, histogram or image), or None if it is not recorded."""
+    """Return the number, text, histogram or image that is recorded for `value`, or None if it is not recorded."""
     plain_number = number(value)
     if plain_number is not None:
         return plain_number
     if type(value) is str:
         return value[:LONGEST]
     if type(value) is tuple and len(value) == 2:
-        return value  # counts and edges
+        return value  # a histogram as (counts, edges)
     if hasattr(value, "getbands") and hasattr(value, "save"):
-        return value  # an image of PIL
+        return value  # an image of Pillow
     if type(value).__module__ in {"torch", "torch.nn.parameter"} and not value.dim():
-        return value.item()  # the logger has already waited for a value on an accelerator
+        return value.item()  # the logger has already waited for an accelerator
     return None
 
 
 def observe_tensorboard(calls: LoggerCalls, parameters: Parameters) -> None:
-    """Record scalars, texts, histograms and images that are passed to TensorBoard's writers."""
+    """Record scalars, texts, histograms, images and parameters that the program passes to TensorBoard's writers."""
     for name in _SUMMARY_WRITERS:
         after_import(name, lambda module: _watch_writer(module, calls, parameters))
 
@@ -211,7 +215,7 @@ def _watch_writer(module: ModuleType, calls: LoggerCalls, parameters: Parameters
 
 
 def _watch_media(module: ModuleType, calls: LoggerCalls) -> None:
-    """Record histograms and images from the summaries that the writer passes to its file."""
+    """Record histograms and images as TensorBoard's writer encodes them in summaries for its file."""
     summaries: list[Any] = []
     file_writer: Any = module.FileWriter
     original = file_writer.add_summary
@@ -243,7 +247,7 @@ def _is_media(value: Any) -> bool:
 
 
 def _encoded(summary: Any) -> Mapping[str, Any]:
-    """Return the histograms and images of a summary by their tags."""
+    """Return tag -> value of the histograms (counts, edges) and images in a summary."""
     out: dict[str, Any] = {}
     for value in summary.value:
         if value.HasField("histo"):
@@ -254,7 +258,7 @@ def _encoded(summary: Any) -> Mapping[str, Any]:
 
 
 def _summary_histogram(histo: Any) -> tuple[Any, Any]:
-    """Return counts and edges of a histogram, without the empty bins at both ends."""
+    """Return (counts, edges) of a histogram in a summary, without the empty bins at both ends."""
     import numpy as np
 
     limits, counts = list(histo.bucket_limit), list(histo.bucket)
@@ -274,13 +278,13 @@ def _image(data: bytes) -> Any:
 
 
 def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any], *names: str) -> tuple[Any, Any, Any]:
-    """Return three arguments by position or name; None for an argument that was not passed."""
+    """Return the values of the three parameters `names`, passed by position or name; None for one not passed."""
     values = [*args[:3], *(kwargs.get(name) for name in names[len(args) :])]
     return values[0], values[1], values[2]
 
 
 def observe_wandb(calls: LoggerCalls, parameters: Parameters) -> None:
-    """Record values and parameters that are passed to runs of W&B."""
+    """Record values and parameters that the program passes to runs of W&B."""
     logged: set[str] = set()
 
     def log(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -342,7 +346,7 @@ def observe_wandb(calls: LoggerCalls, parameters: Parameters) -> None:
 
 
 def _with_histograms(data: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return logged values by name; histograms of W&B become counts and edges."""
+    """Return name -> logged value; a histogram of W&B becomes (counts, edges)."""
     return {str(name): _wandb_histogram(value) for name, value in data.items()}
 
 
@@ -355,9 +359,9 @@ def _wandb_histogram(value: Any) -> Any:
 
 
 def observe_mlflow(calls: LoggerCalls, parameters: Parameters) -> None:
-    """Record metrics and parameters that are passed to MLflow.
+    """Record metrics and parameters that the program passes to MLflow.
 
-    `mlflow.log_*` and autologging use a client of MLflow, whose methods are wrapped.
+    `mlflow.log_*` and autologging call methods of `MlflowClient`, which are wrapped.
     """
     logged_keys: set[str] = set()
 
@@ -366,7 +370,7 @@ def observe_mlflow(calls: LoggerCalls, parameters: Parameters) -> None:
         value = args[3] if len(args) > 3 else kwargs.get("value")
         step = args[5] if len(args) > 5 else kwargs.get("step")
         logged_keys.add(str(key))
-        # MLflow passes step 0 if the program gives no step
+        # MLflow passes step 0 if the program passes no step
         calls.record(Origin.MLFLOW, {str(key): value}, step or None)
 
     def param(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -383,7 +387,7 @@ def observe_mlflow(calls: LoggerCalls, parameters: Parameters) -> None:
         steps: dict[Any, dict[str, Any]] = {}
         for entry in metrics or ():
             if getattr(entry, "model_id", None) and entry.key in logged_keys:
-                continue  # MLflow logs this value a second time, for a model that the run created
+                continue  # MLflow logs a value a second time for a model that the run created
             logged_keys.add(entry.key)
             steps.setdefault(entry.step, {})[entry.key] = entry.value
         for step, values in steps.items():
@@ -421,13 +425,13 @@ def observe_mlflow(calls: LoggerCalls, parameters: Parameters) -> None:
 
 
 def _fluent_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], *names: str) -> list[Any]:
-    """Return the arguments of `mlflow.log_…`; the first positional argument replaces a missing `self`."""
+    """Return the values of the parameters `names` of `mlflow.log_…`; `args[0]` stands for a missing `self`."""
     positional = list(args[1 : 1 + len(names)])
     return positional + [kwargs.get(name) for name in names[len(positional) :]]
 
 
 def observe_lightning(calls: LoggerCalls, parameters: Parameters) -> None:  # noqa: ARG001
-    """Record the values that `self.log` of Lightning passes to loggers, also if the trainer has no logger."""
+    """Record the values that Lightning's `self.log` passes to loggers, also if the trainer has no logger."""
 
     def watch(module: ModuleType) -> None:
         def log_metrics(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -480,12 +484,12 @@ def _without_added(logs: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def observe_logging(calls: LoggerCalls, parameters: Parameters) -> None:
-    """Record the named numbers in messages of Python's `logging`."""
+    """Record the named numbers in messages that code of the project passes to Python's `logging`."""
 
     def handled(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         record = args[1] if len(args) > 1 else kwargs["record"]
         if parameters.is_project_file(record.pathname):
-            from rearview.source.numbers_in_output import numbers_in  # few programs use logging
+            from rearview.source.numbers_in_output import numbers_in  # rarely needed
 
             calls.record(Origin.LOGGING, numbers_in(_message(record)))
 

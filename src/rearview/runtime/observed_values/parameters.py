@@ -1,7 +1,7 @@
 """Record hyper-parameters that a program reads: from its command line, from configuration files, from dataclasses.
 
 Command lines: argparse, click, fire and absl. Configuration: YAML, TOML and JSON files, OmegaConf and Hydra,
-dataclasses and pydantic models that exist when the first loop begins. Nested settings become `outer.inner`.
+dataclasses and pydantic models that exist when a loop begins. Nested settings get names such as `outer.inner`.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from rearview.runtime.recorder import Recorder
 from rearview.runtime.sandbox.entropy import after_import
 
 MOST_AT_ONCE = 200
-"""Most parameters that one source may give at once."""
+"""Largest number of parameters that are recorded from one command line, file or object."""
 MOST_PER_RUN = 500
-"""Most parameters of a run."""
+"""Largest number of parameters that are recorded for a run."""
 LONGEST = 1000
-"""Most characters of a value; the rest is cut off."""
+"""Length in characters to which the text of a value is cut."""
 DEEPEST = 6
-"""Most levels of nested mappings whose values become parameters."""
+"""Number of levels of nested mappings below the outermost one whose values become parameters."""
 _WITH_PARSERS = frozenset({"absl", "fire", "hydra"})
-"""Libraries that use argparse for their own options."""
+"""Libraries that call argparse themselves; those calls are not recorded."""
 LARGEST_CONFIG = 64
-"""Most values of a configuration file; a file with more values is taken for data."""
+"""Largest number of values in a configuration file; a file with more values is considered data."""
 _KEY = re.compile(r"[A-Za-z_][\w.\-/ ]{0,99}")
 _READERS = {
     "yaml": ("load", "safe_load", "full_load", "unsafe_load"),
@@ -39,15 +39,15 @@ _READERS = {
     "toml": ("load", "loads"),
     "json": ("load",),
 }
-"""Functions that read a file, by module."""
+"""Module -> names of its functions that read a configuration file."""
 _REFERENCE = re.compile(r"\$\{([^:${}]+)\}")
-"""A reference of OmegaConf to another value; a reference with a colon, which calls a resolver, does not match."""
+"""Matches OmegaConf's reference to another value, `${name}`, and not `${name:…}`, which calls a resolver."""
 UNKNOWN = object()
-"""Marks a value that is not a parameter."""
+"""Returned in place of a value that cannot be a parameter."""
 
 
 class Parameters:
-    """The parameters of one run, each with the library that read it."""
+    """Records the parameters of one run, each with its source: the library that read it."""
 
     def __init__(self, session: Recorder) -> None:
         self._session = session
@@ -61,9 +61,9 @@ class Parameters:
         texts: bool = False,
         new_only: bool = False,
     ) -> None:
-        """Record parameters; a later value replaces an earlier value of its name, unless `new_only` is True.
+        """Record `values` as parameters; a new value replaces the earlier value of a name, unless `new_only` is True.
 
-        With `texts`, values that are not plain data are recorded as text.
+        With `texts`, a value that is not plain data is recorded as text, else it is left out.
         """
         session = self._session
         if session.finished or session.pending or session.pid != os.getpid():
@@ -79,11 +79,11 @@ class Parameters:
             session.record_arguments(new_values, source)
 
     def is_early(self) -> bool:
-        """Return True if no watched loop of the program has started yet."""
+        """Return True if no loop that Rearview watches has started yet."""
         return not self._session.timeline.nests
 
     def is_project_file(self, file: str) -> bool:
-        """Return True if a file belongs to the project."""
+        """Return True if the source file with the path `file` belongs to the project."""
         return self._session.belongs(file)
 
     def is_project_frame(self, frame: FrameType) -> bool:
@@ -95,7 +95,7 @@ class Parameters:
         return self._session.is_project_module(kind.__module__)
 
     def failed(self, source: str, exc: Exception) -> None:
-        """Record that the parameters of a source could not be read."""
+        """Record that reading parameters from `source` raised `exc`."""
         if self._session.captured is not None:
             self._session.captured.problems[source] = f"{type(exc).__name__}: {exc}"
 
@@ -114,7 +114,9 @@ def _same(first: Any, second: Any) -> bool:
 
 
 def flat(values: Mapping[Any, Any], *, texts: bool = False) -> dict[str, Any]:
-    """Return nested settings as one mapping of plain values.
+    """Return nested settings as one mapping of plain values, with names such as `outer.inner`.
+
+    With `texts`, a value that is not plain data becomes text, else it is left out.
 
     >>> flat({"optim": {"lr": 0.1, "betas": (0.9, 0.99)}, "seed": 1, 3: None})
     {'optim.lr': 0.1, 'optim.betas': [0.9, 0.99], 'seed': 1, '3': None}
@@ -154,13 +156,13 @@ def plain(value: Any) -> Any:
         return str(value)
     if type(value).__module__ == "numpy" and not getattr(value, "ndim", 1):
         return value.item()
-    if isinstance(value, bool | int | float | str):  # a value of another class, such as an enum
+    if isinstance(value, bool | int | float | str):  # an instance of a subclass, such as an enum
         return next(kind(value) for kind in (bool, int, float, str) if isinstance(value, kind))
     return UNKNOWN
 
 
 def observe_command_lines(parameters: Parameters) -> None:
-    """Record the parameters that command-line parsers return from now on."""
+    """Record the parameters that argparse, click, fire and absl read from now on."""
     after_import("argparse", lambda module: _watch_argparse(module, parameters))
     after_import("click.core", lambda module: _watch_click(module, parameters))
     after_import("fire.core", lambda module: _watch_fire(module, parameters))
@@ -185,7 +187,7 @@ def _watch_argparse(module: ModuleType, parameters: Parameters) -> None:
 
 
 def _package_that_parses(frame: FrameType | None) -> str:
-    """Return the package that called argparse."""
+    """Return the name of the top-level package whose code called argparse; empty if there is none."""
     while frame is not None:
         name = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if name not in {"argparse", "rearview"}:
@@ -195,7 +197,7 @@ def _package_that_parses(frame: FrameType | None) -> str:
 
 
 def _watch_click(module: ModuleType, parameters: Parameters) -> None:
-    """Record the parameters of commands that the project defines, before their function runs."""
+    """Record the parameters of click commands that the project defines, before the function of the command runs."""
     real = module.Command.invoke
 
     @functools.wraps(real)
@@ -239,7 +241,7 @@ def _watch_fire(module: ModuleType, parameters: Parameters) -> None:
 
 
 def _watch_absl(module: ModuleType, parameters: Parameters) -> None:
-    """Record the flags that modules of the project define, once the flags are parsed."""
+    """Record the absl flags that modules of the project define, after the flags are parsed."""
     real = module.FlagValues.__call__
 
     @functools.wraps(real)
@@ -263,14 +265,14 @@ def _watch_absl(module: ModuleType, parameters: Parameters) -> None:
 
 
 def _is_defined_by_project(name: str, parameters: Parameters) -> bool:
-    """Return True if the module that defines flags belongs to the project; absl names the script by its path."""
+    """Return True if the module `name` belongs to the project; absl uses the path of the script for `__main__`."""
     module = sys.modules.get("__main__" if name == sys.argv[0] else name)
     file = getattr(module, "__file__", None)
     return isinstance(file, str) and parameters.is_project_file(file)
 
 
 def observe_config_files(parameters: Parameters) -> None:
-    """Record small configurations that code of the project reads before its first loop."""
+    """Record small configurations that code of the project reads from files before its first loop."""
     for name, functions in _READERS.items():
         after_import(
             name, functools.partial(_watch_readers, functions=functions, parameters=parameters)
@@ -294,7 +296,7 @@ def _watch_readers(owner: Any, functions: tuple[str, ...], parameters: Parameter
 def _wrapped_reader(
     real: Callable[..., Any], source: str, parameters: Parameters
 ) -> Callable[..., Any]:
-    """Return `real`, which reads a file, changed to record a small configuration that it returns."""
+    """Return `real`, which reads a file, changed to record the returned dictionary if it is a small configuration."""
 
     @functools.wraps(real)
     def read(*args: Any, **kwargs: Any) -> Any:
@@ -313,7 +315,7 @@ def _wrapped_reader(
 
 
 def _watch_omegaconf(module: ModuleType, parameters: Parameters) -> None:
-    """Record configurations that the project loads, merges or reads from its command line."""
+    """Record configurations that the project loads, merges, creates or reads from its command line with OmegaConf."""
     config: Any = module.OmegaConf
     for name in ("load", "merge", "from_cli", "structured", "create"):
         descriptor = vars(config).get(name)
@@ -335,7 +337,7 @@ def _watch_omegaconf(module: ModuleType, parameters: Parameters) -> None:
 
 
 def _watch_hydra(module: ModuleType, parameters: Parameters) -> None:
-    """Record the configuration with which Hydra calls the program's function, before the function runs."""
+    """Record the configuration that Hydra passes to the program's function, before the function runs."""
     real = module.run_job
 
     @functools.wraps(real)
@@ -361,9 +363,9 @@ def _watch_hydra(module: ModuleType, parameters: Parameters) -> None:
 
 
 def record_omegaconf(config: Any, parameters: Parameters, source: str) -> None:
-    """Record a configuration of OmegaConf, with references to other values replaced by these values.
+    """Record the OmegaConf object `config` as parameters, with references to other values replaced by these values.
 
-    References that call a resolver stay text, because a resolver may be a function of the program.
+    References that call a resolver remain text, because a resolver may be a function of the program.
     """
     from omegaconf import OmegaConf
 
@@ -376,7 +378,7 @@ def record_omegaconf(config: Any, parameters: Parameters, source: str) -> None:
 
 
 def _resolved(value: Any, values: Mapping[str, Any], depth: int = 8) -> Any:
-    """Return a value with its references to other values replaced by these values.
+    """Return `value` with its references to other `values`, at most `depth` levels deep, replaced by these values.
 
     >>> _resolved("${a.b}", {"a.b": 3}), _resolved("run-${x}", {"x": "${y}", "y": 1})
     (3, 'run-1')
@@ -394,11 +396,11 @@ def _resolved(value: Any, values: Mapping[str, Any], depth: int = 8) -> Any:
 
 
 def record_dataclasses(frame: FrameType | None, parameters: Parameters) -> None:
-    """Record the fields of configuration objects that exist when a loop begins.
+    """Record the fields of configuration objects in variables of `frame` and its callers.
 
-    Configuration objects are instances of the project's dataclasses and pydantic models with mostly plain fields,
-    in local variables of its functions or in global variables of its modules. Only stored values are read, so no
-    code of the program runs.
+    Configuration objects are instances of the project's dataclasses and pydantic models with mostly plain fields. They
+    are looked for in local variables of the project's functions, and in global variables of its modules. Only stored
+    values are read, so no code of the program runs.
     """
     visited_ids: set[int] = set()
     while frame is not None:
@@ -420,7 +422,10 @@ def record_dataclasses(frame: FrameType | None, parameters: Parameters) -> None:
 
 
 def config_fields(value: Any, parameters: Parameters, depth: int = 3) -> dict[str, Any]:
-    """Return the fields of a configuration object; an empty dictionary for any other object."""
+    """Return name -> value of the fields of a configuration object; an empty dictionary for any other object.
+
+    Fields that are configuration objects themselves become dictionaries, at most `depth` levels deep.
+    """
     kind = type(value)
     names = getattr(kind, "__dataclass_fields__", None) or getattr(
         kind, "__pydantic_fields__", None
@@ -443,7 +448,7 @@ def config_fields(value: Any, parameters: Parameters, depth: int = 3) -> dict[st
 
 
 def _slot(value: Any, kind: type, name: str) -> Any:
-    """Return the value of a slot of an object, or `UNKNOWN` if it has no such slot or the slot is empty."""
+    """Return the value in the slot `name` of an object, or `UNKNOWN` if there is no such slot or it is empty."""
     descriptor: Any = kind.__dict__.get(name)
     if type(descriptor).__name__ != "member_descriptor":
         return UNKNOWN

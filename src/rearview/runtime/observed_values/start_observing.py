@@ -1,4 +1,4 @@
-"""Start to record the values of a program that it does not log with Rearview, as far as the settings allow."""
+"""Start to record values that a program does not log with Rearview, as far as the settings allow."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rearview.store.values_as_json import Put
 
 
 def start_observing(session: Recorder, put: Put | None, *, attempt: int = 0) -> None:
-    """Let `session` record variables, parameters and calls of other loggers from now on."""
+    """Let `session` record variables, parameters and values given to other loggers, as the settings say."""
     folder = session.runs.folder(session.run)
     session.captured = CapturedRecords(folder, session.run, put=put, attempt=attempt)
     _observe_assigned(session)

@@ -1,1 +1,1 @@
-"""The program's view of the outside: random bytes, clock, environment, files, output."""
+"""What the program sees of the system: random bytes, clock, environment variables, files, output."""

@@ -1,9 +1,9 @@
-"""Record the times that a program reads, and give the same times to a replay.
+"""Record the times that a program reads from the clock, and return the recorded times in a replay.
 
 Nearly every training script has a `t0 = time.time()`. If a replay read the present time, every state with such a
 variable would differ from the recorded state. So each reading on the main thread is recorded, and a replay gets the
-same readings in the same order; the number of readings is part of the state. `datetime.now()`, `time.strftime()` and
-similar functions read the clock in C; patches let them use the same readings.
+recorded readings in the same order; the number of readings so far is part of the state. `datetime.now()`,
+`time.strftime()` and similar functions read the clock in C; patches let them use the recorded readings, too.
 """
 
 from __future__ import annotations
@@ -40,32 +40,33 @@ from rearview.store.recorded_inputs import read_clock, remove_clock, write_clock
 FILE = recorded_inputs.CLOCK_FILE
 
 ROOT = "$clock"
-"""Root of the state under which the number of clock readings is stored."""
+"""Name under which a state contains the number of clock readings."""
 RULE = 2
-"""Version of the rule that decides which readings belong to the program. By rule 1, readings of libraries
-during an import inside a loop, and readings of progress bars, belonged to the program as well."""
+"""Version of the rule that decides which clock readings are recorded, because they belong to the program. Rule 1, which
+older runs have, also recorded readings by progress bars, and by libraries that were imported inside a loop."""
 FLOATS = ("time", "perf_counter", "monotonic", "process_time", "thread_time")
 WITH_DEFAULT_TIME = (("localtime", 0), ("gmtime", 0), ("ctime", 0), ("strftime", 1), ("asctime", 0))
-"""Functions of `time` that use the current time if no time is passed, with the position of this argument."""
+"""(function of `time` that uses the current time if no time is passed, position of the argument for the time)."""
 WAITERS = (
     *("queue", "selectors", "subprocess", "multiprocessing.connection", "multiprocessing.queues"),
     *("multiprocessing.synchronize", "multiprocessing.pool", "multiprocessing.managers"),
     *("multiprocessing.popen_fork", "concurrent.futures._base", "asyncio.base_events"),
 )
-"""Modules that read the clock while they wait for other threads: the number of readings depends on timing."""
+"""Modules that get the real clock: while they wait for other threads, timing decides how often they read it."""
 TIMERS = (
     *("jax.", "torch._dynamo.", "torch._inductor.", "torch._functorch.", "numba.", "triton."),
     *("joblib.", "loky.", "multiprocessing.", "concurrent.", "dask.", "distributed.", "ray."),
     *("IPython.", "ipykernel.", "jupyter_client.", "tornado.", "traitlets.", "zmq.", "pexpect."),
 )
-"""Libraries that time their own work, such as compiling. In a replay that starts in the middle, they compile at
-another point, and waiting for other processes or a front end takes another number of readings each time."""
+"""Prefixes of modules whose readings are not recorded, because a replay would read a different number of times: they
+compile at another point if a replay starts in the middle, or wait for other processes or a front end."""
 between_cells: list[Callable[[], bool]] = []
-"""In a notebook kernel: a function that returns True if no cell is running; readings then belong to the kernel."""
+"""In a notebook kernel, one function that returns True if no cell is running, so that only the kernel reads the clock;
+empty in a script."""
 _TIMEIT = "<magic-timeit>"
-"""File name that IPython gives to the code of `%timeit`."""
+"""File name that IPython gives to the code that `%timeit` compiles."""
 _FLUSH = 512
-"""Number of new readings after which they are written to the file."""
+"""Number of unwritten readings at which they are written to the file."""
 _DEPRECATED = (
     "datetime.datetime.utcnow() is deprecated and scheduled for removal in a future version. Use "
     "timezone-aware objects to represent datetimes in UTC: datetime.datetime.now(datetime.UTC)."
@@ -77,7 +78,7 @@ class Clock:
 
     def __init__(self, file: Path, *, replays: bool, rule: int = RULE) -> None:
         self.place = [0]
-        """Number of readings so far; a plain list, because it is part of the state."""
+        """One number: how many readings there were so far. A list, so that a restored state can change it in place."""
         self._file = file
         self._rule = rule
         self._replays = replays
@@ -85,28 +86,28 @@ class Clock:
         self._sum = crc32(self._recorded)
         self._unwritten: list[bytes] = []
         if not replays:
-            remove_clock(file)  # an attempt that saved no checkpoint may have left this file
+            remove_clock(file)  # written by an attempt that saved no checkpoint
         self._thread = threading.get_ident()
         self._pid = os.getpid()
         self.readers: set[str] = set()
-        """In a replay: modules that read the clock more often than was recorded."""
+        """In a replay: names of the modules that read the clock after all recorded readings were used up."""
         self.listeners: list[Callable[[str], None]] = []
-        """At most one function: called with the name of each module that reads the clock after its import."""
+        """At most one function, called at each reading outside imports with the name of the module that reads."""
         self.in_loop: Callable[[], bool] = lambda: False
         """Function that returns True if a loop of the program is running."""
 
     def follow(self, file: Path, rule: int) -> None:
-        """Repeat the readings of another run, in a process that the fork server started."""
+        """Repeat the readings that another run recorded in `file` by `rule`; called after the fork server forked."""
         self._file, self._rule = file, rule
         self._recorded = read_clock(file)
         self._sum = crc32(self._recorded)
         self._pid = os.getpid()
 
     def _is_unrepeatable(self, frame: types.FrameType | None) -> bool:
-        """Return True if a progress bar reads the clock, or a library that is imported inside a loop.
+        """Return True if the reading by `frame` is made by a progress bar, or during an import inside a loop.
 
-        How often a progress bar reads the clock depends on how fast it is redrawn, and an import inside a loop comes
-        later in a replay that starts in the middle. Readings of libraries that are imported during the set-up belong
+        A progress bar reads the clock more or less often, depending on how fast it is redrawn. In a replay that starts in
+        the middle, an import inside a loop comes at another point. Readings during imports before the first loop belong
         to the program, because it may compute with them.
         """
         while frame is not None and frame.f_globals is _OURS:
@@ -118,8 +119,8 @@ class Clock:
         return self.in_loop() and bool(library_being_loaded(frame))
 
     def install(self) -> None:
-        """Patch the functions of `time`; Rearview's own code keeps the real ones."""
-        patched = time  # `use_real_functions` below replaces the name `time` in this module as well
+        """Patch the clock functions of `time` and `datetime`; Rearview's own modules keep the real functions."""
+        patched = time  # `use_real_functions` below replaces the global name
         real = types.ModuleType("time")
         vars(real).update(vars(patched))
         patches_by_id: dict[int, Any] = {}
@@ -137,7 +138,7 @@ class Clock:
         patch_datetime(patched.time_ns)
 
         def use_real_functions(module: types.ModuleType) -> None:
-            """Let a module use the real functions."""
+            """Replace the patched functions and `time` by the real ones in the global variables of `module`."""
             for name, value in list(vars(module).items()):
                 if value is patched:
                     vars(module)[name] = real
@@ -151,7 +152,7 @@ class Clock:
             after_import(name, use_real_functions)
 
     def _patched_reader(self, real: Callable[[], Any], form: struct.Struct) -> Callable[[], Any]:
-        """Return a function that records or repeats readings of the clock function `real`, stored in a format."""
+        """Return a function that records or repeats readings of the clock function `real`; `form` encodes a reading."""
         get_ident, place = threading.get_ident, self.place
 
         def read() -> Any:
@@ -182,7 +183,7 @@ class Clock:
         return PatchedBuiltin(read, real)
 
     def flush(self) -> None:
-        """Write the readings that are not on disk yet."""
+        """Append the readings that are not on disk yet to the file."""
         readings, self._unwritten = self._unwritten, []
         if readings and os.getpid() == self._pid:
             data = b"".join(readings)
@@ -194,7 +195,7 @@ class Clock:
             write_clock_check(self._file, size, self._sum)
 
     def start_recording(self) -> None:
-        """Start to record readings: a resumed run has reached its checkpoint."""
+        """Record new readings from now on: a resumed run has reached its checkpoint. Discard the unused old ones."""
         self._replays = False
         self._recorded = self._recorded[: self.place[0] * 8]
         self._file.write_bytes(self._recorded)
@@ -203,9 +204,9 @@ class Clock:
 
 
 def _reading_module(frame: types.FrameType | None) -> str:
-    """Return the name of the module that reads the time, directly or through Rearview's patches.
+    """Return the name of the module that reads the clock, directly or through Rearview's patches; empty if unknown.
 
-    The name is `timeit` for the loop by which `%timeit` measures a statement in the namespace of the notebook.
+    The name is `timeit` if `%timeit` measures a statement, which it does with code in the notebook's namespace.
     """
     while frame is not None and frame.f_globals.get("__name__") == __name__:
         frame = frame.f_back
@@ -215,7 +216,7 @@ def _reading_module(frame: types.FrameType | None) -> str:
 
 
 def _for_front_end(frame: types.FrameType | None) -> bool:
-    """Return True if a notebook's kernel reads the time through modules of Python, such as `logging`."""
+    """Return True if a notebook's kernel reads the clock, directly or through the standard library (`logging`)."""
     while frame is not None:
         name = str(frame.f_globals.get("__name__"))
         if not is_standard(name):
@@ -238,7 +239,10 @@ def _is_timer(module: str) -> bool:
 
 
 def _with_default_time(real: Any, position: int, now: Callable[[], float], local: Any) -> Any:
-    """Return `real`, changed to use the time of `now` if no time is passed as the argument at a position."""
+    """Return the function `real`, changed to use the time of `now` if the argument at `position` is not passed.
+
+    `local` is the unpatched `time.localtime`.
+    """
 
     def read(*args: Any) -> Any:
         has_time = len(args) > position and (args[position] is not None or parts)
@@ -253,12 +257,11 @@ def _with_default_time(real: Any, position: int, now: Callable[[], float], local
 
 
 def patch_datetime(now: Callable[[], int]) -> bool:
-    """Let `datetime.now()` and `utcnow()` return the time that `now` returns in nanoseconds.
+    """Let `datetime.now()` and `utcnow()` use the time that `now` returns, in nanoseconds; return True if that works.
 
     The type `datetime` itself is not replaced, so that `isinstance`, pickles and derived classes work as before. Only
-    two entries of its dictionary are replaced, although Python forbids that for types written in C.
-    Return False if that is not possible: then a replay does not repeat dates, and reports each variable with a date as
-    different.
+    two entries of its dictionary are replaced, although Python forbids that for types written in C. If that is not
+    possible, return False: a replay then does not repeat dates, and reports each variable with a date as different.
     """
     date = dt.datetime
     spaces = [
@@ -281,7 +284,7 @@ def patch_datetime(now: Callable[[], int]) -> bool:
 
     def patched_now(cls: Any, tz: Any = None) -> Any:
         if tz is not None and not isinstance(tz, dt.tzinfo):
-            return real(tz)  # raises the error about the wrong argument
+            return real(tz)  # raises the TypeError about the wrong argument
         return at(cls, tz, utc=False)
 
     def patched_utcnow(cls: Any) -> Any:

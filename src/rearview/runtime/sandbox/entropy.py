@@ -1,7 +1,7 @@
-"""Make random numbers repeatable: os.urandom and the seeds of random, NumPy and torch are computed from a recorded key.
+"""Make random numbers repeatable: compute os.urandom and the seeds of random, NumPy and torch from a recorded key.
 
-Without this, the replay of an unseeded script would differ at its first random number. A forked child gets the
-entropy of the operating system back, so that two children never draw the same "random" identifiers.
+Otherwise the replay of an unseeded script would differ at its first random number. A forked child uses the
+entropy of the operating system again, so that two children never draw the same "random" identifiers.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from typing import Any
 from rearview.state.code_lookup import PatchedBuiltin
 
 ROOT = "$chance"
-"""Root of the state under which the position in the random stream is stored."""
+"""Name under which a state contains the position in the random stream."""
 FIRST = 32
-"""Bytes that are drawn before the program starts, to seed Python's own generator."""
+"""Number of bytes that are drawn before the program starts, to seed the module `random`."""
 KEY_BYTES = 32
-"""Bytes of a key. If a key is longer, its last `KEY_BYTES` bytes determine the first states of the generators: these
-states can then be the same as in another run, while `os.urandom` returns other bytes."""
+"""Length of a key in bytes. Of a longer key, the last `KEY_BYTES` bytes alone determine the first states of the
+generators: these can then be the same as in another run, while `os.urandom` returns different bytes."""
 overwritten: list[int] = []
-"""At most one number: how many bytes were drawn on which no result depends, because a generator was then seeded with
-another value, or because a library draws names for its own parts. Nothing is counted if the list is empty."""
+"""At most one number: count of drawn bytes on which no result depends, because a generator was seeded with another
+value at once, or because a library in `OWN_NAMES` drew them. Nothing is counted if the list is empty."""
 seeding: list[int] = [0]
-"""One number: how many bytes were drawn to seed generators of NumPy that are created without a seed."""
+"""One number: count of bytes drawn to seed NumPy's generators that are created without a seed."""
 OWN_NAMES = (
     *("joblib.", "loky.", "matplotlib.", "plotly.", "bokeh.", "altair.", "pandas.io.formats."),
     *("IPython.", "ipywidgets.", "comm.", "tqdm.", "sklearn."),
 )
-"""Libraries that draw random names for their own parts, such as a thread pool or an HTML element."""
+"""Prefixes of modules that draw random names for internal things, such as a thread pool or an HTML element."""
 _real_urandom = os.urandom
 _real_seed = random.Random.seed
 
@@ -58,22 +58,22 @@ class Stream:
 
     key: bytes
     place: list[Any] = field(default_factory=lambda: [0, b""])
-    """Number of blocks, and the unread bytes of the last block; a plain list, because it is part of the state."""
+    """[number of computed blocks, unread bytes of the last block]; a list, so that a restore can change it in place."""
 
     @property
     def drawn(self) -> int:
-        """Number of bytes read."""
+        """Number of bytes read from this stream so far."""
         count, unread = self.place
         return int(count) * hashlib.sha256().digest_size - len(unread)
 
     def restart_with(self, key: bytes, drawn: int = 0) -> None:
-        """Continue with the stream of another key, after its first `drawn` bytes."""
+        """Become the stream of another key, with its first `drawn` bytes already read."""
         self.key = key
         self.place[:] = [0, b""]
         self.read(drawn)
 
     def read(self, size: int) -> bytes:
-        """Return the next `size` bytes."""
+        """Return the next `size` bytes of the stream."""
         count, unread = self.place
         while len(unread) < size:
             unread += hashlib.sha256(self.key + count.to_bytes(8, "big")).digest()
@@ -84,23 +84,23 @@ class Stream:
 
 @dataclass
 class Randomness:
-    """The random numbers of a process: all generators whose states are computed from the key."""
+    """All sources of random numbers of a process that are computed from the key of its run."""
 
     stream: Stream
-    """The stream that the program draws from."""
+    """The stream that replaces `os.urandom` for the program."""
     loaded: dict[str, Stream]
-    """Streams that libraries drew from while they were imported, by name."""
+    """Name of a library -> stream from which it drew while it was imported."""
     acts: Mapping[str, Callable[[ModuleType], None]]
-    """By module: the function that seeds the generators of the module from the key."""
+    """Name of a module -> function that seeds the generators of the module from the key."""
     read: Callable[[int], bytes]
     words: int = 0
-    """Number of draws from Python's own generator by libraries while they were imported."""
+    """Number of 32-bit words that libraries drew from the module `random` while they were imported."""
     read_bits: Callable[[int], int] | None = None
 
     def begin(self, seeded: Collection[str] = ()) -> None:
-        """Seed Python's generator, and the generators of libraries that are already imported, from the key.
+        """Patch `os.urandom`, and seed the generators of `random` and of imported libraries from the key.
 
-        Generators of modules in `seeded` stay as they are, because the program has seeded them.
+        Generators of the libraries in `seeded` are not changed, because the program has seeded them.
         """
         _use(self.read)
         self.stream.read(FIRST)
@@ -113,7 +113,7 @@ class Randomness:
                 act(module)
 
     def initial(self) -> dict[str, Any]:
-        """Return the first states of the global generators of loaded libraries, in the form of `read_global`."""
+        """Return library -> first state of its global generator, computed from the key, for the loaded libraries."""
         key = self.stream.key
         python_generator = random.Random(_python_seed(key))  # noqa: S311 - a copy of the global one
         python_generator.getrandbits(32 * self.words)
@@ -128,14 +128,14 @@ class Randomness:
         return states
 
     def resume(self) -> None:
-        """Patch `os.urandom` again in a forked child that continues the program; generators stay as they are."""
+        """Patch `os.urandom` again, in a forked child that continues the program; do not change any generator."""
         _use(self.read)
         numpy = sys.modules.get("numpy.random.bit_generator")
         if numpy is not None and vars(numpy).get("randbits") == secrets.randbits:
             vars(numpy)["randbits"] = self.read_bits
 
     def follow(self, key: bytes, seeded: Collection[str] = ()) -> None:
-        """Start again with another key, in a process that the fork server started; `seeded` is as in `begin`."""
+        """Seed everything with the key of another run, after the fork server forked; `seeded` is as in `begin`."""
         self.stream.restart_with(key)
         for library, stream in self.loaded.items():
             stream.restart_with(_key_of(key, library), stream.drawn)
@@ -143,7 +143,7 @@ class Randomness:
 
 
 def install(key: bytes) -> Randomness:
-    """Compute the bytes of `os.urandom` from `key`, and so those of secrets, uuid4 and generators without a seed."""
+    """Compute the bytes of `os.urandom`, and so of `secrets`, `uuid4` and unseeded generators, from `key`."""
     stream = Stream(key)
     get_ident = threading.get_ident
     thread = get_ident()
@@ -162,7 +162,7 @@ def install(key: bytes) -> Randomness:
         return stream.read(size)
 
     def read_bits(bits: int) -> int:
-        # like `secrets.randbits`, but faster: NumPy calls this function for every generator that it creates
+        # like `secrets.randbits`, but faster, because NumPy calls it for every generator that it creates
         caller = sys._getframe(1)
         if _tracking or _imports() or get_ident() != thread:
             return secrets.randbits(bits)
@@ -203,20 +203,20 @@ _TRACKERS = (
 )
 _WRITERS = "torch.utils.tensorboard"
 _tracking: list[str] = []
-"""Experiment trackers that the program has imported."""
+"""Names of the experiment trackers that the program has imported."""
 
 
 def watch_trackers() -> None:
-    """Let `called_by_tracker` examine frames only after the program has imported a tracker."""
+    """Record imports of experiment trackers in `_tracking`: before one, `called_by_tracker` examines no frames."""
     for name in (*_TRACKERS, _WRITERS):
         after_import(name, lambda module: _tracking.append(module.__name__))
 
 
 def called_by_tracker(frame: FrameType | None) -> bool:
-    """Return True if an experiment tracker is on the stack from `frame` on.
+    """Return True if `frame` or one of its callers runs code of an experiment tracker.
 
     Random numbers and clock readings of a tracker do not belong to the program: in a replay the tracker cannot reach
-    its server, so it draws and reads more or less often.
+    its server, so it draws and reads a different number of times.
     """
     while _tracking and frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
@@ -227,10 +227,10 @@ def called_by_tracker(frame: FrameType | None) -> bool:
 
 
 def _is_outside_program(frame: FrameType | None) -> bool:
-    """Return True if Rearview, a tracker or `multiprocessing` draws random bytes, and not the program.
+    """Return True if `frame` draws random bytes for Rearview, a tracker or `multiprocessing`, not for the program.
 
-    These draws must not change the program's stream. `multiprocessing` draws keys and names by which processes find
-    each other; their number depends on timing.
+    Such draws must not change the program's stream. `multiprocessing` draws keys and names by which processes find
+    each other, and how many it draws depends on timing.
     """
     if _tracking and called_by_tracker(frame):
         return True
@@ -243,7 +243,7 @@ def _is_outside_program(frame: FrameType | None) -> bool:
 
 
 def _called_by_multiprocessing(frame: FrameType | None) -> bool:
-    """Return True if `multiprocessing` called the library that `frame` belongs to.
+    """Return True if `multiprocessing` called the installed library whose code `frame` runs.
 
     joblib, which scikit-learn imports, draws names for the semaphores of `multiprocessing`.
     """
@@ -254,16 +254,16 @@ def _called_by_multiprocessing(frame: FrameType | None) -> bool:
 
 
 FRONT_END = ("ipykernel.", "jupyter_client.", "tornado.", "zmq.")
-"""Libraries by which a notebook's kernel communicates with its front end."""
+"""Prefixes of modules by which a notebook's kernel communicates with its front end."""
 _FORWARDING = (__name__, "rearview.runtime.sandbox.file_patches", "rearview.state.code_lookup")
-"""Modules of Rearview that only forward a call of the program."""
+"""Modules of Rearview that only forward calls of the program."""
 
 
 @functools.lru_cache(maxsize=1024)
 def _is_apart_from_program(name: str) -> bool | None:
-    """Return True if draws of a module do not belong to the program, or None if the caller of the module decides.
+    """Return True if random numbers that the module `name` draws do not belong to the program, and False if they do.
 
-    The result is cached, because NumPy draws for every generator that it creates.
+    Return None if the caller of the module decides. Cached, because NumPy draws for every generator that it creates.
     """
     if name.startswith(("multiprocessing", *FRONT_END)):
         return True
@@ -273,12 +273,12 @@ def _is_apart_from_program(name: str) -> bool | None:
 
 
 def is_standard(name: str) -> bool:
-    """Return True if a module is one of Python's own."""
+    """Return True if the module `name` is in the standard library."""
     return name != "__main__" and name.partition(".")[0] in sys.stdlib_module_names
 
 
 def library_being_loaded(frame: FrameType | None) -> str:
-    """Return the name of the installed module whose import is running on the stack, or "".
+    """Return the name of the installed module whose import has called `frame`, or "" if no import has.
 
     A library may be imported earlier in a replay than in the run, because a probe uses it. So its random numbers and
     clock readings during the import do not belong to the program.
@@ -300,9 +300,9 @@ def library_being_loaded(frame: FrameType | None) -> str:
 
 
 def _names_files(frame: FrameType | None) -> bool:
-    """Return True if `tempfile` draws, which it does once, for the first name.
+    """Return True if `frame` draws for `tempfile`, which draws random bytes once, for its first name.
 
-    An iteration that a replay skips may need the first name, so these bytes do not belong to the program.
+    An iteration that a replay skips may use the first name, so these bytes do not belong to the program.
     """
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
@@ -315,7 +315,7 @@ def _names_files(frame: FrameType | None) -> bool:
 
 
 def _names_own_parts(frame: FrameType | None) -> bool:
-    """Return True if a library in `OWN_NAMES` draws, directly or through modules of Python such as `uuid`."""
+    """Return True if `frame` draws for a library in `OWN_NAMES`, also through the standard library (`uuid`)."""
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
         if name not in _FORWARDING and not is_standard(name):
@@ -325,12 +325,12 @@ def _names_own_parts(frame: FrameType | None) -> bool:
 
 
 def _imports() -> bool:
-    """Return True if an import may be running: Python then holds the import lock of a module."""
+    """Return True if an import may be running, that is, if Python holds the import lock of a module."""
     return bool(getattr(_bootstrap, "_module_locks", True))
 
 
 def _renew_names(tempfile: ModuleType, *, stream: Stream, loaded: dict[str, Stream]) -> None:
-    """Draw names of temporary files again, even if some were drawn before the program started."""
+    """Let `tempfile` draw its names from the beginning, even if it has drawn names before the program started."""
     before = list(stream.place)
     tempfile.gettempdir()  # the first call draws a name
     stream.place[:] = before
@@ -351,7 +351,7 @@ def _torch_seed(key: bytes) -> int:
 
 
 def _seed_numpy(module: ModuleType, *, stream: Stream, read_bits: Callable[[int], int]) -> None:
-    """Seed NumPy's generators from the key, even if NumPy was imported before Rearview."""
+    """Seed NumPy's global generator from the key, and let NumPy's new generators draw their seeds by `read_bits`."""
     module.seed(_numpy_seed(stream.key))
     space = vars(getattr(module, "bit_generator", module))
     if space.get("randbits") == secrets.randbits:
@@ -359,7 +359,10 @@ def _seed_numpy(module: ModuleType, *, stream: Stream, read_bits: Callable[[int]
 
 
 def bytes_used(place: Sequence[Any]) -> int:
-    """Return how many bytes the program may have used from a stream with this `place`, without bytes for seeds."""
+    """Return the number of bytes on which results may depend, of those read from the stream with this `Stream.place`.
+
+    Bytes counted in `overwritten` and `seeding` are left out.
+    """
     count, unread = place or (0, b"")
     drawn = int(count) * hashlib.sha256().digest_size - len(unread)
     return drawn - (overwritten[0] if overwritten else 0) - seeding[0]
@@ -368,7 +371,7 @@ def bytes_used(place: Sequence[Any]) -> int:
 def _is_seeded_at_once(frame: FrameType) -> bool:
     """Return True if `frame` calls `numpy.random.RandomState` with a seed.
 
-    NumPy first seeds the generator with bytes of the system, and then with the seed: the bytes have no effect.
+    NumPy first seeds the generator with random bytes, and then with the seed: the random bytes have no effect.
     """
     call = _call_at(frame.f_code, frame.f_lasti)
     if call is None:
@@ -387,9 +390,10 @@ def _is_seeded_at_once(frame: FrameType) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _call_at(code: CodeType, at: int) -> tuple[tuple[str, ...], str] | None:
-    """Return the parts of the dotted name that the instruction `at` an offset calls, and the only argument.
+    """Return (dotted name of the called function as a tuple, its only argument) for the call at byte offset `at`.
 
-    The argument is the name of a variable, or empty for a number or a calculation. Return None for any other call.
+    The argument is the name of a variable, or empty if it is a number or a calculation. Return None for a call of
+    another form.
     """
     line, end, column, end_column = next(itertools.islice(code.co_positions(), at // 2, None))
     if line is None or end is None or column is None or end_column is None:
@@ -421,7 +425,7 @@ def _call_at(code: CodeType, at: int) -> tuple[tuple[str, ...], str] | None:
 
 
 def _seed_torch(torch: ModuleType, *, stream: Stream) -> None:
-    """Seed torch's default generator from the key, and let `torch.seed` draw from `os.urandom`."""
+    """Seed torch's default generator from the key, and let `torch.seed` take its seeds from `os.urandom`."""
 
     def draw_seed() -> int:
         return int.from_bytes(os.urandom(8), "big") >> 1
@@ -450,16 +454,16 @@ def after_import(name: str, act: Callable[[ModuleType], None]) -> None:
 
 
 class _AfterImport:
-    """An import finder that calls the functions in `acts` for a module after its import."""
+    """An import finder that calls functions with a module after the import of the module."""
 
     def __init__(self) -> None:
         self.acts: dict[str, list[Callable[[ModuleType], None]]] = {}
-        """By name of a module: functions to call with the module after its import."""
+        """Name of a module that is not imported yet -> functions to call with the module after its import."""
         self.looking_up = ""
-        """Name of the module that this finder is looking up with the other finders."""
+        """Name of the module that this finder is looking up with Python's other finders; empty if none."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Return the spec of a module, changed to call the functions, or None if `acts` has none for the module."""
+        """Return the spec of the module `name`, changed to call its functions in `acts`; None if there are none."""
         del path, target
         if name not in self.acts or name == self.looking_up:
             return None
@@ -484,7 +488,7 @@ _AWAITED = _AfterImport()
 
 
 def remove() -> None:
-    """Let the process use the entropy of the operating system again."""
+    """Let this process use the random bytes of the operating system again."""
     _use(_real_urandom)
     numpy = sys.modules.get("numpy.random.bit_generator")
     if numpy is not None and "randbits" in vars(numpy):
@@ -492,7 +496,7 @@ def remove() -> None:
 
 
 def _use(urandom: Callable[[int], bytes]) -> None:
-    """Replace `os.urandom` in all modules of Python that use it, and the seeding of `random.Random`."""
+    """Replace `os.urandom` by `urandom` everywhere in the standard library, also where `random.Random` seeds itself."""
     os.urandom = urandom
     vars(sys.modules[_real_urandom.__module__])["urandom"] = (
         urandom  # a pickled `os.urandom` names this module

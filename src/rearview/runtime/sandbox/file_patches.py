@@ -1,4 +1,4 @@
-"""Patch open, os, pathlib and shutil, so that a replay uses the files of its file view."""
+"""Patch open, os, pathlib and shutil, so that the program in a replay uses the files that a `FileView` selects."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _USES = {
     PathUse.CHANGE: ("chmod", "utime", "truncate"),
     PathUse.MAKE: ("mkdir", "mkfifo"),
 }
-"""Functions of `os` that use one path, by how they use it."""
+"""Use of a path -> functions of `os` whose only path is used in this way."""
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
 def install(view: FileView) -> None:
-    """Redirect the file functions that Python code uses."""
+    """Patch the file functions of Python, so that the paths of the program are translated by `view`."""
     for use, names in _USES.items():
         for name in names:
             replace_builtin(os, name, functools.partial(_patch_path_function, view=view, use=use))
@@ -48,32 +48,35 @@ def install(view: FileView) -> None:
     replace_builtin(os, "scandir", functools.partial(_patch_scandir, view=view))
     replace_builtin(os, "getcwd", lambda real: lambda: view.program_path(real()))
     replace_builtin(io, "open", functools.partial(_patch_open, view=view))
-    # with file descriptors of folders, shutil would bypass the patches above
+    # otherwise shutil would use file descriptors of folders, which the patches do not translate
     vars(shutil)["_use_fd_functions"] = False
     listen(functools.partial(_refuse_write, view), "open", "os.remove", "os.rename", "os.rmdir")
 
 
 def replace_builtin(module: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
-    """Replace a builtin function by the result of `make(function)`, in every module that has it."""
+    """Replace the builtin function `name` of `module` by `make(function)`, wherever the standard library has it.
+
+    Do nothing if the module has no such function.
+    """
     real = getattr(module, name, None)
     if real is None:
         return
     replacement = PatchedBuiltin(make(real), real)
     for supporting in (os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
         if real in supporting:
-            # callers look into these sets before they pass `dir_fd` or similar arguments
+            # callers look up functions in these sets before they pass arguments such as `dir_fd`
             supporting.add(replacement)
     for owner in (module, sys.modules.get(real.__module__ or ""), builtins):
         if getattr(owner, name, None) is real:
             setattr(owner, name, replacement)
-    # `Path.glob` of Python 3.13 reads folders with a class that has its own references to these functions
+    # in Python 3.13, `Path.glob` uses the class `_StringGlobber`, which has its own references to functions
     globber = getattr(sys.modules.get("glob"), "_StringGlobber", None)
     if getattr(globber, name, None) is real:
         setattr(globber, name, staticmethod(replacement))
 
 
 def _patch_path_function(real: Any, view: FileView, use: PathUse) -> Callable[..., Any]:
-    """Return `real`, changed to use the real path for the path that the program passes."""
+    """Return the function `real`, changed to translate its first argument, a path that is used for `use`."""
 
     def call(path: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("dir_fd") is None:
@@ -84,9 +87,9 @@ def _patch_path_function(real: Any, view: FileView, use: PathUse) -> Callable[..
 
 
 def _patch_stat(real: Any, view: FileView, follow: Any) -> Callable[..., Any]:
-    """Return `real`, which reads the status of a path, changed to show a folded folder as a folder and not as a link.
+    """Return `os.stat`, `os.lstat` or `os.readlink` (`real`), changed to translate the path.
 
-    `follow` is the real `os.stat`.
+    A folded folder (`FileView.folded`) appears as a folder, not as a link. `follow` is the unpatched `os.stat`.
     """
     name = real.__name__
 
@@ -104,12 +107,12 @@ def _patch_stat(real: Any, view: FileView, follow: Any) -> Callable[..., Any]:
 
 
 def _patch_chdir(real: Any, view: FileView) -> Callable[..., Any]:
-    """Return `os.chdir`, changed to enter the real folder."""
+    """Return `os.chdir` (`real`), changed to translate the path."""
 
     def call(path: Any) -> None:
         path = view.real(path)
         if view.folded:
-            # in a folder that is a link, names without a folder would lead to the user's files
+            # if the current folder were a link, relative paths would lead to the user's files
             view.unfold(path, itself=True)
         real(path)
 
@@ -117,7 +120,7 @@ def _patch_chdir(real: Any, view: FileView) -> Callable[..., Any]:
 
 
 def _patch_remove(real: Any, view: FileView, *, folder: bool) -> Callable[..., Any]:
-    """Return `os.remove` or `os.rmdir` (`folder`), changed to hide files of the user and not to remove them."""
+    """Return `os.remove` or (with `folder`) `os.rmdir`, changed to hide the user's files and not to remove them."""
 
     def call(path: Any, *, dir_fd: int | None = None) -> None:
         target = path if dir_fd is not None else view.remove(path, folder=folder)
@@ -128,7 +131,7 @@ def _patch_remove(real: Any, view: FileView, *, folder: bool) -> Callable[..., A
 
 
 def _patch_rename(real: Any, view: FileView) -> Callable[..., Any]:
-    """Return `os.rename` or `os.replace`, changed to move a copy of a file of the user."""
+    """Return `os.rename` or `os.replace` (`real`), changed to move a copy if the file is the user's."""
 
     def call(src: Any, dst: Any, **kwargs: Any) -> None:
         source, target = src, dst
@@ -139,7 +142,7 @@ def _patch_rename(real: Any, view: FileView) -> Callable[..., Any]:
         except OSError as exc:
             if exc.errno != errno.EXDEV:
                 raise
-            # the paths are on different disks, although they were on one disk in the run: copy the file
+            # the real paths are on different disks, although the paths of the run were on one: copy the file
             shutil.copy2(source, target)
             os.unlink(source)  # noqa: PTH108
 
@@ -147,7 +150,7 @@ def _patch_rename(real: Any, view: FileView) -> Callable[..., Any]:
 
 
 def _patch_link(real: Any, view: FileView) -> Callable[..., Any]:
-    """Return `os.link` or `os.symlink`, changed to create the link at the real path."""
+    """Return `os.link` or `os.symlink` (`real`), changed to translate the path of the link to create."""
     symbolic = real.__name__ == "symlink"
 
     def call(src: Any, dst: Any, *args: Any, **kwargs: Any) -> None:
@@ -160,7 +163,7 @@ def _patch_link(real: Any, view: FileView) -> Callable[..., Any]:
 
 
 def _patch_os_open(real: Any, view: FileView) -> Callable[..., Any]:
-    """Return `os.open`, changed to open the real path."""
+    """Return `os.open` (`real`), changed to translate the path."""
 
     def call(path: Any, flags: int, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("dir_fd") is None:
@@ -173,7 +176,7 @@ def _patch_os_open(real: Any, view: FileView) -> Callable[..., Any]:
 
 
 def _patch_open(real: Any, view: FileView) -> Callable[..., Any]:
-    """Return `open`, changed to open the real path."""
+    """Return `open` (`real`), changed to translate the path."""
 
     def call(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         return real(view.real(file, use_of(mode)), mode, *args, **kwargs)
@@ -182,7 +185,7 @@ def _patch_open(real: Any, view: FileView) -> Callable[..., Any]:
 
 
 def use_of(mode: str) -> PathUse:
-    """Return the use of a file that is opened with a mode such as "rb"."""
+    """Return for what purpose a file is used that is opened with `mode`, such as "rb"."""
     if "w" in mode:
         return PathUse.WRITE
     if "x" in mode:
@@ -191,7 +194,7 @@ def use_of(mode: str) -> PathUse:
 
 
 def _patch_listdir(real: Any, view: FileView) -> Callable[..., Any]:
-    """Return `os.listdir`, changed to list all real folders of a folder."""
+    """Return `os.listdir` (`real`), changed to list a folder of the program, which may consist of two real folders."""
 
     def call(path: Any = ".") -> list[Any]:
         if path is None or isinstance(path, int | bytes):
@@ -206,12 +209,12 @@ def _patch_listdir(real: Any, view: FileView) -> Callable[..., Any]:
 
 
 def _visible(names: list[str], side: str, view: FileView) -> Iterator[str]:
-    """Return the names in a folder that are not hidden from the program."""
+    """Yield those of `names`, which are in the real folder `side`, that are not hidden from the program."""
     return (name for name in names if not view.is_hidden(f"{side}{os.sep}{name}"))
 
 
 def _patch_scandir(real: Any, view: FileView) -> Callable[..., Any]:
-    """Return `os.scandir`, changed to list all real folders of a folder."""
+    """Return `os.scandir` (`real`), changed to list a folder of the program, which may consist of two real folders."""
 
     def call(path: Any = ".") -> Any:
         if path is None or isinstance(path, int | bytes):
@@ -225,7 +228,7 @@ def _patch_scandir(real: Any, view: FileView) -> Callable[..., Any]:
 
 
 class _FolderEntry:
-    """Entry of `scandir` for a folded folder: a link on disk, which the program sees as a plain folder."""
+    """Entry of `scandir` for a folded folder: the link on disk appears to the program as a folder."""
 
     def __init__(self, entry: os.DirEntry[str]) -> None:
         self.name, self.path = entry.name, entry.path
@@ -235,32 +238,32 @@ class _FolderEntry:
         return self.path
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        """Return True."""
+        """Return True: the program sees a folder."""
         return True
 
     def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        """Return False."""
+        """Return False: the program sees a folder."""
         return False
 
     def is_symlink(self) -> bool:
-        """Return False."""
+        """Return False: the program sees a folder, not the link."""
         return False
 
     def is_junction(self) -> bool:
-        """Return False."""
+        """Return False: the program sees a folder, not the link."""
         return False
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        """Return the status of the folder."""
+        """Return the status of the folder to which the link leads."""
         return self._entry.stat()
 
     def inode(self) -> int:
-        """Return the inode number of the folder."""
+        """Return the inode number of the folder to which the link leads."""
         return self._entry.stat().st_ino
 
 
 class _Entries:
-    """The result of `scandir` for real folders that together are one folder of the program."""
+    """The result of `scandir` for one folder of the program that consists of several real folders, `sides`."""
 
     def __init__(self, real: Any, sides: tuple[str, ...], view: FileView) -> None:
         by_name: dict[str, Any] = {}
@@ -286,12 +289,12 @@ class _Entries:
         self.close()
 
     def close(self) -> None:
-        """Yield no further entries."""
+        """Stop the iteration: no further entries are yielded."""
         self._remaining = iter(())
 
 
 def _refuse_write(view: FileView, event: str, args: tuple[Any, ...]) -> None:
-    """Raise PermissionError if the program changes one of the user's files by a way that is not patched."""
+    """Raise PermissionError if an audit event shows that a function without a patch would change a user's file."""
     if event == "open":
         path, mode, flags = args
         writes = isinstance(mode, str) and any(letter in mode for letter in "wax+")
@@ -308,7 +311,10 @@ def _refuse_write(view: FileView, event: str, args: tuple[Any, ...]) -> None:
 
 
 def _full_path(path: Any, folder_fd: int) -> Any:
-    """Return the full path of a file that is named relative to an open folder."""
+    """Return the full path for `path`, which is relative to the open folder with the descriptor `folder_fd`.
+
+    Return `path` itself if `folder_fd` is negative, or `path` is no string.
+    """
     if folder_fd < 0 or not isinstance(path, str):
         return path
     return str(Path(f"/proc/self/fd/{folder_fd}").readlink() / path)

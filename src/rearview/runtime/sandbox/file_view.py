@@ -1,9 +1,9 @@
 """Translate the paths that a program in a replay uses to the real paths of its files.
 
-Paths are part of a program's state: if a replay saw the path of its own folder, every variable with a path would
-differ from the recorded state. So the program sees its recorded paths, which are translated when it uses a file.
-Files inside the project are in the scratch tree of the replay. Files outside the project are never changed: the first
-write makes a copy in a folder of the replay, and the replay then uses the copy.
+Paths are part of a program's state: if the program saw the path of the replay's folder, every variable with a path
+would differ from the recorded state. So the program sees the paths of its run ("program paths"), which are translated
+to real paths when it uses a file. Files inside the project are in the scratch tree of the replay. Files outside the
+project are never changed: the first write makes a copy in a folder of the replay, and the replay then uses the copy.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ _MOST_LINKS = 40
 
 
 class PathUse(enum.Enum):
-    """The purpose for which a path is used."""
+    """The purpose for which the program uses a path."""
 
     READ = enum.auto()
     WRITE = enum.auto()
-    """Writing: the previous content does not matter."""
+    """Write a file whose previous content is not needed."""
     CHANGE = enum.auto()
-    """Changing: the previous content matters."""
+    """Change a file whose previous content is needed."""
     MAKE = enum.auto()
-    """Creating: nothing of that name may exist."""
+    """Create a file or folder; fail if it exists."""
     RUN = enum.auto()
-    """Running: program source, with its probes."""
+    """Run program source, with its probes."""
 
 
 @dataclass(slots=True)
 class FileView:
-    """Maps the recorded root of the project to the scratch tree of a replay.
+    """Maps paths of a program, with the recorded root of the project, to real paths in the folders of a replay.
 
     >>> FileView("/home/me/proj", "/scratch").real("/home/me/proj/out/a.txt")
     '/scratch/out/a.txt'
@@ -57,39 +57,39 @@ class FileView:
     root: str
     scratch: str
     outside_copies: str = ""
-    """Folder for copies of files outside the project that the replay writes; empty to write the files themselves."""
+    """Folder for copies of outside files that the replay writes; empty if it writes the files themselves."""
     unmapped: tuple[str, ...] = ()
-    """Prefixes of paths that are not translated: the store, caches."""
+    """Prefixes of outside paths that are not translated, such as caches."""
     installed: tuple[str, ...] = ()
-    """Prefixes of paths inside the project that are not translated either: a Python environment."""
+    """Prefixes of paths inside the project that are not translated: Python environments."""
     temporary: tuple[str, ...] = ()
-    """Prefixes of paths of temporary files: not translated, unless the run or another replay of it has left a file of
-    this name."""
+    """Prefixes of paths of temporary files. A path is not translated, unless it is hidden, or the replay has a copy of
+    the file."""
     run_temporaries: frozenset[str] = frozenset()
-    """Temporary files and folders that the run made."""
+    """Paths of temporary files and folders that the recorded run created."""
     texts: dict[str, str] = field(default_factory=dict)
-    """By path of a probed file in the scratch tree: the path of its recorded text."""
+    """Path of a probed source file in the scratch tree -> path of a file with the recorded text, without probes."""
     hidden_paths: set[str] = field(default_factory=set)
-    """Files and folders outside the project that are hidden from the program: it has removed them, or they did not
-    exist in the run."""
+    """Paths outside the project that the program does not see, although they exist: it has removed them, or they did
+    not exist in the run."""
     replay_temporaries: set[str] = field(default_factory=set)
-    """Temporary files and folders that the replay made."""
+    """Paths of temporary files and folders that the replay has created."""
     folded: set[str] = field(default_factory=set)
-    """Folded folders: links in the scratch tree to folders of the user. The program sees plain folders, and each link
-    is replaced by a folder before the program writes into it."""
+    """Paths of folded folders: links in the scratch tree to folders of the user. The program sees folders, not links.
+    A link is replaced by a folder of links ("unfolded") before the program changes anything in it."""
 
     used_paths: set[str] | None = None
-    """Paths that the program has used, as the program sees them; None if they are not recorded."""
+    """Program paths that have been used; None if they are not recorded."""
     changes: int = 0
-    """How often the program used a path to write, change or create something."""
+    """Number of times that the program wrote, changed, created, removed or renamed something."""
 
     def take_over(self, source: FileView) -> None:
-        """Copy all fields of another view into this view."""
+        """Copy all fields of `source` into this view."""
         for attribute in fields(self):
             setattr(self, attribute.name, getattr(source, attribute.name))
 
     def real(self, path: Any, use: PathUse = PathUse.READ) -> Any:
-        """Return the real path for a path that the program uses."""
+        """Return the real path for `path`, which the program uses for `use`; prepare a file that it will change."""
         if isinstance(path, int):
             return path
         try:
@@ -114,7 +114,7 @@ class FileView:
                 return path
             if plain.startswith(self.installed):
                 return path if full is text and plain is full else plain
-            # keep ".." in a path that stays inside the project: the folder before ".." may be a link
+            # keep ".." if the path never leaves the project, because the folder before ".." may be a link
             stays = self.is_inside(full) and _stays(full[len(self.root) :])
             moved = self.scratch + (full if stays else plain)[len(self.root) :]
             self._unfold_for(moved, use)
@@ -132,7 +132,7 @@ class FileView:
         return self._outside(plain, use)
 
     def _make_own(self, plain: str, use: PathUse) -> None:
-        """Replace a link in the scratch tree by a file before the program writes to the path."""
+        """If the real path `plain` is a link in the scratch tree that is about to be written, replace it by a file."""
         if use not in {PathUse.WRITE, PathUse.CHANGE}:
             return
         if plain.startswith(self.scratch + os.sep):
@@ -141,27 +141,31 @@ class FileView:
             self.texts.pop(plain, None)
 
     def _unfold_for(self, plain: str, use: PathUse) -> None:
-        """Unfold the folders around a path that the program is about to change."""
+        """Unfold the folders that contain the real path `plain`, if the program is about to change it."""
         if self.folded and use not in {PathUse.READ, PathUse.RUN}:
             self.unfold(plain)
 
     def is_inside(self, path: str) -> bool:
-        """Return True if a path is below the project as the program sees it."""
+        """Return True if a program path is the project's folder or inside it."""
         return path.startswith(self.root + os.sep) or path == self.root
 
     def _is_own(self, path: str) -> bool:
-        """Return True if a path is already a real path of the replay."""
+        """Return True if `path` is a real path in one of the replay's folders, so that it needs no translation."""
         return f"{path}{os.sep}".startswith((self.outside_copies + os.sep, self.scratch + os.sep))
 
     def program_path(self, path: str) -> str:
-        """Return the path that the program sees for a real path."""
+        """Return the program path for the real path `path`."""
         for real, seeming_root in ((self.scratch, self.root), (self.outside_copies, "")):
             if real and (path == real or path.startswith(real + os.sep)):
                 return (seeming_root + path[len(real) :]) or os.sep
         return path
 
     def real_folders(self, path: Any) -> tuple[str, ...]:
-        """Return the real folders that together are one folder of the program; files in the first take precedence."""
+        """Return the one or two real folders that together are one folder of the program.
+
+        Two folders are a folder outside the project and, first, the folder with the replay's copies of its files. A file
+        in the first folder hides a file with the same name in the second.
+        """
         real = os.fspath(self.real(path))
         if self.outside_copies and _is_link(real):
             folder = "" if real[0] == os.sep else f"{_getcwd()}{os.sep}"
@@ -173,7 +177,7 @@ class FileView:
         return (real,)
 
     def is_hidden(self, plain: str) -> bool:
-        """Return True if a path outside the project, or a folder that contains it, is hidden from the program."""
+        """Return True if the outside path `plain`, or a folder that contains it, is in `hidden_paths`."""
         if not self.hidden_paths:
             return False
         while plain not in self.hidden_paths:
@@ -184,7 +188,7 @@ class FileView:
         return True
 
     def is_protected(self, path: str) -> bool:
-        """Return True if a real path is a file of the user, which a replay must not change."""
+        """Return True if the real path `path` is a file of the user, which a replay must not change."""
         full = path if path[:1] == os.sep else f"{_getcwd()}{os.sep}{path}"
         if full.startswith(self.scratch + os.sep):
             return any(full.startswith(folder + os.sep) for folder in self.folded)
@@ -200,7 +204,10 @@ class FileView:
         )
 
     def remove(self, path: Any, *, folder: bool) -> Any:
-        """Hide a path from the program; return the real path to remove, or None if no file has to be removed."""
+        """Hide the program path `path`; return the real path to remove, or None if no file has to be removed.
+
+        `folder` says that the program removes a folder; raise OSError if the program sees files in it.
+        """
         self.changes += 1
         real = self.real(path)
         if self.folded:
@@ -214,12 +221,12 @@ class FileView:
             if any(self._is_there(f"{plain}{os.sep}{name}") for name in names):
                 raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), plain)
         elif folder or mode is None or stat.S_ISDIR(mode):
-            return real  # the system call raises the right error
+            return real  # nothing to hide: the system call will raise the right error
         self.hidden_paths.add(plain)
         return real if real != plain else None
 
     def rename(self, source: Any) -> Any:
-        """Hide a path from the program; return the real path to rename: for a file outside the project, a copy."""
+        """Hide the program path `source`; return the real path to rename: outside the project, the path of a copy."""
         self.changes += 1
         real = self.real(source)
         if self.folded:
@@ -227,7 +234,7 @@ class FileView:
             while below := next(
                 (folder for folder in self.folded if folder.startswith(_full(real) + os.sep)), ""
             ):
-                self.unfold(below, itself=True)  # the link would lead to the old path
+                self.unfold(below, itself=True)  # else the link leads to the old path
         plain = self._plain(real)
         if plain is None:
             return real
@@ -240,19 +247,19 @@ class FileView:
         return real
 
     def is_folded(self, real: Any) -> bool:
-        """Return True if a real path is a folded folder."""
+        """Return True if the real path `real` is a folded folder."""
         return bool(self.folded) and not isinstance(real, int) and _full(real) in self.folded
 
     def folded_in(self, real: str) -> set[str]:
-        """Return the names of the folded folders in a real folder."""
+        """Return the names of the folded folders directly in the real folder `real`."""
         start = _full(real) + os.sep
         names = (folder[len(start) :] for folder in self.folded if folder.startswith(start))
         return {name for name in names if os.sep not in name}
 
     def unfold(self, real: Any, *, itself: bool = False) -> None:
-        """Replace the folded folders that contain a real path by folders; with `itself`, the path as well.
+        """Unfold each folded folder that contains the real path `real`; with `itself`, also `real` itself.
 
-        Such a folder then contains a link to each file and a folded folder for each folder of the user's folder.
+        An unfolded folder contains a link to each file, and a folded folder for each subfolder, of the user's folder.
         """
         if isinstance(real, int):
             return
@@ -274,7 +281,7 @@ class FileView:
                     self.folded.add(below)
 
     def _plain(self, real: Any) -> str | None:
-        """Return the program's path for a real path, or None if it is not a protected file outside the project."""
+        """Return the program path for `real` if it is outside the project and translated; else None."""
         if not self.outside_copies or not isinstance(real, str):
             return None
         if real.startswith(self.outside_copies + os.sep):
@@ -287,13 +294,16 @@ class FileView:
         return os.path.normpath(full)
 
     def _is_there(self, plain: str) -> bool:
-        """Return True if a path outside the project exists for the program."""
+        """Return True if the outside path `plain` exists as the program sees it."""
         if _mode(self.outside_copies + plain) is not None:
             return True
         return not self.is_hidden(plain) and _mode(plain) is not None
 
     def _is_free(self, plain: str, use: PathUse) -> bool:
-        """Return True if the program can use a temporary path as it is, without a copy in another folder."""
+        """Return True if the path `plain` of a temporary file can be used without translation.
+
+        If the program creates a file that the run has also created, an existing file with this name is hidden first.
+        """
         if (
             use is PathUse.MAKE
             and plain in self.run_temporaries
@@ -305,7 +315,7 @@ class FileView:
         return not self.is_hidden(plain) and _mode(self.outside_copies + plain) is None
 
     def _outside(self, plain: str, use: PathUse) -> str:
-        """Return the real path for a path outside the project; copy the file if the program changes it."""
+        """Return the real path for the outside path `plain`; copy the file if the program is about to change it."""
         copy_path = self.outside_copies + plain
         hidden = self.is_hidden(plain)
         copied = _mode(copy_path) is not None
@@ -314,7 +324,7 @@ class FileView:
         mode = None if hidden or copied else _mode(plain)
         if mode is not None:
             if use is PathUse.MAKE or not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
-                return plain  # a folder, a pipe, or a path that must not exist
+                return plain  # a folder or pipe, which is not copied, or a path that the program expects to be free
         above = os.path.dirname(plain)  # noqa: PTH120
         if self._is_there(above):
             os.makedirs(os.path.dirname(copy_path), exist_ok=True)  # noqa: PTH103, PTH120
@@ -323,7 +333,7 @@ class FileView:
         return copy_path
 
     def _settled(self, moved: str) -> str:
-        """Return a path in the scratch tree with the links in its folders resolved."""
+        """Return the real path `moved` with links to folders resolved, if it is in the scratch tree."""
         if not moved.startswith(self.scratch + os.sep):
             return moved
         above, name = os.path.split(moved)
@@ -334,9 +344,9 @@ class FileView:
 
 
 def resolved(path: str, below: str = "") -> str:
-    """Return a path with all links resolved, except in the part `below`, in which no link is looked for.
+    """Return `path` with all links after the prefix `below` resolved; return it unchanged if it lacks the prefix.
 
-    Like `os.path.realpath`, but with the real file functions, because a replay patches those of `os`.
+    Like `os.path.realpath`, but with the unpatched file functions, because a replay patches the functions of `os`.
     """
     if not path.startswith(below + os.sep):
         return path
@@ -360,7 +370,7 @@ def resolved(path: str, below: str = "") -> str:
 
 
 def _stays(relative: str) -> bool:
-    """Return True if a path relative to the root does not leave the root at any "..".
+    """Return True if `relative`, a path below some root, does not leave the root at any "..".
 
     >>> _stays("/a/../b"), _stays("/../proj/b")
     (True, False)
@@ -374,16 +384,19 @@ def _stays(relative: str) -> bool:
 
 
 def _full(path: Any) -> str:
-    """Return a real path as a full path; empty if it is not a path."""
+    """Return the real path `path` as an absolute path; empty if it is not a path."""
     try:
         text = os.fsdecode(path)
     except TypeError:
-        return ""  # the system raises the error
+        return ""  # the system call raises the error
     return os.path.normpath(text if text[:1] == os.sep else f"{_getcwd()}{os.sep}{text}")
 
 
 def _replace_by_links(link: str) -> None:
-    """Replace a link to a folder by a folder of links to its content; other processes may do so at the same time."""
+    """Replace `link`, which leads to a folder, by a folder with links to the content of that folder.
+
+    Other processes of the replay may do the same at the same time.
+    """
     source = _readlink(link)
     new = f"{link}.{os.getpid()}"
     _mkdir(new, 0o700)
@@ -392,12 +405,12 @@ def _replace_by_links(link: str) -> None:
     try:
         _unlink(link)
         _rename(new, link)
-    except OSError:  # another process has made the folder
+    except OSError:  # another process has replaced the link
         shutil.rmtree(new, ignore_errors=True)
 
 
 def _own(moved: str, *, copied: bool) -> None:
-    """Remove a link to a user's file from the scratch tree; if `copied`, put a copy of the file in its place."""
+    """If `moved` is a link to a user's file, remove the link; if `copied`, put a copy of the file in its place."""
     mode = _mode(moved)
     if mode is None or not stat.S_ISLNK(mode) or os.path.isdir(moved):  # noqa: PTH112
         return
@@ -419,7 +432,7 @@ def _is_link(path: str) -> bool:
 
 
 def _mode(path: str) -> int | None:
-    """Return the mode of a file, not following links, or None if the path does not exist."""
+    """Return the `st_mode` of a path (of the link itself if it is one), or None if the path does not exist."""
     try:
         return _lstat(path).st_mode
     except (OSError, ValueError):

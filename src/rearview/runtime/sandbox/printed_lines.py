@@ -1,8 +1,8 @@
 """Record the lines that a program prints, with the point at which it prints them.
 
-The streams stay the same objects and get the same bytes; only their `write` is patched. Recording takes at most a
-hundredth of the time: if a program prints a million lines in a second, only the first few thousand are recorded, with
-a note that there were more.
+`sys.stdout` and `sys.stderr` remain the same objects and get the same text; only their `write` is patched. Recording
+takes at most a hundredth of the time: if a program prints a million lines in a second, only the first few thousand
+are recorded, with a note that there were more.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from rearview.store.create_files import open_file
 from rearview.store.printed_lines import FILE, FORMAT, encode
 
 SHARE = 0.01
-"""Largest share of the time that recording printed lines may take."""
+"""Largest fraction of the time that recording printed lines may take."""
 COST = 4e-6
-"""Seconds assumed per recorded line."""
+"""Seconds that recording one line is assumed to take."""
 FIRST = 2000
-"""Lines that are always recorded."""
+"""Number of lines that are recorded however fast they are printed."""
 LARGEST = 8 << 20
-"""Most bytes that are recorded per run."""
+"""Size in bytes of a run's file of lines at which recording ends."""
 LONGEST = 2000
-"""Most characters that are recorded per line."""
+"""Length in characters to which a recorded line is cut."""
 _WRITE_AFTER = 1.0
-"""Seconds after which the next line causes the recorded lines to be written to the file."""
+"""Seconds after the last write to the file at which the next printed line causes a write."""
 _RESUME_FROM = 200
-"""Lines that must fit before recording resumes."""
+"""Number of further lines for which there must be time before recording resumes."""
 
 Place = Callable[[], tuple[tuple[str, ...], tuple[int, ...]]]
-"""Function that returns the running loops and the index of the current iteration in each."""
+"""Function that returns (ids of the running loops, index of the current iteration of each)."""
 
 
 class PrintedLines:
@@ -52,20 +52,20 @@ class PrintedLines:
         self._parts: dict[int, list[str]] = {1: [], 2: []}
         self._recording = False
         self._stopped = False
-        """Whether recording has stopped for good, after an error."""
+        """Whether recording has ended because of an error."""
 
     def install(self) -> None:
-        """Record the text written to standard output and error from now on."""
+        """Record all text written to standard output and standard error from now on."""
         watch_streams()
         _Streams.printing = self
         self._recording = True
 
     def remove(self) -> None:
-        """Stop recording."""
+        """Stop recording; the streams remain patched."""
         self._recording = False
 
     def take(self, number: int, text: str) -> None:
-        """Record text that was written to the stream with a number (1 or 2), unless recording is off."""
+        """Record text that was written to stream `number` (1: output, 2: error), unless recording is stopped."""
         if not self._recording:
             return
         parts = self._parts[number]
@@ -74,17 +74,17 @@ class PrintedLines:
             try:
                 self._lines(number)
             except Exception:
-                self.remove()  # the store was removed or the disk is full: the recorder reports that
+                self.remove()  # the store was removed or the disk is full, which the recorder reports
                 self._stopped = True
 
     def _lines(self, number: int) -> None:
-        """Record the complete lines of a stream; keep the unfinished last line."""
+        """Record the complete lines written to stream `number`; keep its unfinished last line for later."""
         parts = self._parts[number]
         *lines, unfinished = "".join(parts).split("\n")
         parts[:] = [unfinished[-LONGEST:]] if unfinished else []
         loops, indices = self._place()
         for line in lines:
-            visible = line.rpartition("\r")[2]  # without overwritten states of a progress bar
+            visible = line.rpartition("\r")[2]  # without text that a progress bar has overwritten
             if visible:
                 self._rows.append((loops, indices, number, visible[:LONGEST]))
         self._used += len(lines)
@@ -98,12 +98,12 @@ class PrintedLines:
             self.flush()
 
     def _can_afford(self, now: float, count: int) -> bool:
-        """Return True if there is time for `count` more lines."""
+        """Return True if there is time, at the reading `now` of the clock, to record `count` more lines."""
         self._limit = FIRST + int(SHARE * (now - self._begun) / COST)
         return self._used + count <= self._limit
 
     def resume_if_affordable(self) -> None:
-        """Resume recording if enough time has passed since too many lines were printed."""
+        """Resume recording that was stopped because lines came too fast, if enough time has passed since."""
         if self._recording or self._stopped or self._size > LARGEST:
             return
         if _Streams.printing is self and self._can_afford(perf_counter(), _RESUME_FROM):
@@ -127,7 +127,7 @@ class PrintedLines:
             os.close(fd)
 
     def close(self) -> None:
-        """Record the unfinished lines as well, and stop recording."""
+        """Record the unfinished last lines, too, write everything to the file, and stop recording."""
         if _Streams.printing is not self or self._stopped:
             return
         self.remove()
@@ -139,10 +139,10 @@ class PrintedLines:
 
 
 class _Streams:
-    """Holds the current `PrintedLines` and the real `write` functions for `write_out` and `write_err`.
+    """Holds the current `PrintedLines`, and the unpatched `write` of stream 1 and 2, for `write_out` and `write_err`.
 
-    `write_out` and `write_err` are functions of the module: a program that refers to one of them, as progress bars
-    do, refers to the same name in every run and replay.
+    These two are functions of the module, not methods: a program that refers to one of them, as progress bars do,
+    then refers to the same name in every run and replay.
     """
 
     printing: PrintedLines | None = None
@@ -150,12 +150,12 @@ class _Streams:
 
 
 def write_out(text: str) -> int:
-    """Write to standard output and record the text."""
+    """Write `text` to standard output and record it; return the number of characters."""
     return _write(1, text)
 
 
 def write_err(text: str) -> int:
-    """Write to standard error and record the text."""
+    """Write `text` to standard error and record it; return the number of characters."""
     return _write(2, text)
 
 
@@ -167,7 +167,7 @@ def _write(number: int, text: str) -> int:
 
 
 def watch_streams() -> None:
-    """Patch `write` of standard output and error, in a replay as in a run."""
+    """Patch `write` of standard output and standard error; done in replays, too, so that states are equal."""
     for number, stream, write in ((1, sys.stdout, write_out), (2, sys.stderr, write_err)):
         if hasattr(stream, "__dict__") and "write" not in vars(stream):
             _Streams.real[number] = stream.write
@@ -175,10 +175,10 @@ def watch_streams() -> None:
 
 
 def unwatch_streams() -> None:
-    """Restore the own `write` of standard output and error, and drop all references to them.
+    """Remove the patched `write` of standard output and standard error, and all references to the two streams.
 
-    While the interpreter ends, finalizers may print after this module is gone. Python flushes that text only
-    when it deletes the streams, and it can delete them only if nothing refers to them.
+    While the interpreter ends, finalizers may print after this module is gone. Python flushes their text only when it
+    deletes the streams, and it can delete them only if nothing refers to them.
     """
     for number, name, write in ((1, "stdout", write_out), (2, "stderr", write_err)):
         stream = getattr(sys, name)

@@ -1,13 +1,13 @@
 """Record which files and environment variables a program reads, so that a replay has the same inputs.
 
-Files: a replay checks whether they have changed. Python calls audit hooks very often, for example at every `id()`.
-So Rearview has one hook for all its listeners (`listen`), and the hook looks up the listeners of an event before it
-does anything else. Files of the system, of installed libraries and in caches are not inputs.
+Files: a replay checks whether the recorded files have changed since. Python calls audit hooks very often, for example
+at every `id()`. So Rearview has one hook for all its listeners (`listen`), and the hook looks up the listeners of an
+event before it does anything else. Files of the system, of installed libraries and in caches are not inputs.
 
-Environment variables: a replay starts with the same values. `os.environ` encodes each name that is looked up, by
-its function `encodekey`. This module replaces this function, so that the traceback of a missing variable has no frame
-of Rearview. The replacement must not refer to objects of Rearview, because `os.environ` may be part of the
-program's state.
+Environment variables: a replay starts with the recorded values. `os.environ` calls its function `encodekey` for each
+name that is looked up. This module replaces `encodekey`, not `os.environ`, so that the traceback of a missing
+variable has no frame of Rearview. The replacement must not refer to objects of Rearview, because `os.environ` may be
+part of the program's state.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _listeners: dict[str, list[Listener]] = {}
 
 
 class _OwnWork(threading.local):
-    """A flag for each thread: whether it runs code of Rearview whose inputs are not the program's."""
+    """`busy` says, for each thread, whether it runs code of Rearview, whose inputs are not the program's."""
 
     busy = False
 
@@ -50,7 +50,7 @@ _own = _OwnWork()
 
 @contextlib.contextmanager
 def unnoticed() -> Iterator[None]:
-    """While the body runs, hide the audit events of this thread from listeners: Rearview itself causes them."""
+    """While the body runs, call no listeners for audit events of this thread, because Rearview itself causes them."""
     before, _own.busy = _own.busy, True
     try:
         yield
@@ -59,7 +59,7 @@ def unnoticed() -> Iterator[None]:
 
 
 def listen(listener: Listener, *events: str) -> None:
-    """Call `listener` with the name and arguments of each of these audit events, until the process ends."""
+    """Call `listener` with (name, arguments) at each audit event in `events`, until the process ends."""
     if not _listeners:
         sys.addaudithook(_call_listeners)
     for event in events:
@@ -84,15 +84,15 @@ _CACHES = (
     *("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "NUMBA_CACHE_DIR", "KERAS_HOME"),
     *("MPLCONFIGDIR", "PYTHONPYCACHEPREFIX"),
 )
-"""Environment variables with the cache folders of libraries."""
+"""Environment variables whose values are cache folders of libraries."""
 _CACHED = ("torchinductor_", "pymp-", f"ray{os.sep}", "joblib_", "matplotlib-", "dask", "wandb")
-"""Beginnings of names of temporary files that libraries share with other programs."""
+"""Prefixes of names of temporary files that libraries share with other programs."""
 
 
 def library_prefixes() -> tuple[str, ...]:
-    """Return the folders of Python, of its packages and of the system, each with a slash at its end."""
+    """Return the folders of Python, of installed packages and of the system, each with a slash at its end."""
     folders = {sys.prefix, sys.base_prefix, sys.exec_prefix, str(Path(os.__file__).parent)}
-    # packages of another environment that this one builds on
+    # packages of another environment on which this environment is based
     folders |= {path for path in sys.path if path.endswith(("site-packages", "dist-packages"))}
     return (*(f"{folder.rstrip(os.sep)}{os.sep}" for folder in folders), *_SYSTEM)
 
@@ -100,8 +100,8 @@ def library_prefixes() -> tuple[str, ...]:
 def unrecorded_prefixes() -> tuple[str, ...]:
     """Return prefixes of paths whose files are neither saved with a run nor restored.
 
-    Other programs share these files, and a replay uses them as they are. Hidden folders in the user's home folder are
-    among these paths, because they hold settings and caches.
+    Other programs share these files, and a replay uses their present content. Hidden folders in the user's home folder
+    are included, because they contain settings and caches.
     """
     cache_folders = {os.environ[name] for name in _CACHES if os.environ.get(name)}
     user_folder = os.path.expanduser("~")  # noqa: PTH111 - text, to be compared with text
@@ -119,11 +119,11 @@ def temporary_prefixes() -> tuple[str, ...]:
 
 
 MOST = 5000
-"""Most files that are recorded; further files of a data set are not recorded."""
+"""Number of read files after which no further files, such as those of a large data set, are recorded."""
 
 
 class InputFiles:
-    """The data files that this process opened for reading and did not write itself."""
+    """Records the data files that this process opens for reading and has not written itself."""
 
     def __init__(self, started: float) -> None:
         self.active = True
@@ -151,10 +151,10 @@ class InputFiles:
             self._written.add(path)
 
     def facts(self, created: Collection[str] = ()) -> dict[str, list[Any]]:
-        """Return size, time and hash of each file that was read, as they are now.
+        """Return path -> [size, time, hash] at present, for each file that was read; stop recording.
 
-        Files that the program `created` are not inputs, because it wrote them before it read them. Files that changed
-        after the run started are not inputs either: C code of the program, or a rename, may have changed them.
+        Files in `created`, which the program created itself, are no inputs. Files that changed after the run started
+        are left out, too: C code of the program, or a rename, may have changed them.
         """
         self.active = False
         facts: dict[str, list[Any]] = {}
@@ -178,13 +178,13 @@ _FORWARDING = frozenset(
         __name__,
     }
 )
-"""Modules that read an environment variable for their caller."""
+"""Modules that read environment variables on behalf of their caller."""
 _STARTS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn")
-"""Audit events of a process that starts; the last argument is its environment, or None for the current one."""
+"""Audit events of starting a process; except for `os.system`, the last argument is its environment, or None."""
 
 
 _reading: list[EnvironmentReads] = []
-"""The object that records reads of this process, if there is one."""
+"""At most one object, which records the reads of environment variables in this process."""
 _encode: Any = os.environ.encodekey
 _encode_bytes: Any = os.environb.encodekey
 
@@ -207,23 +207,23 @@ def _patch_lookups() -> None:
 
 
 def names_read() -> set[str]:
-    """Return the names of the environment variables that this process has read so far."""
+    """Return the names of the environment variables that the program has read so far; empty if not recorded."""
     return set(_reading[0]._recorded_names) if _reading else set()
 
 
 def patch_as_recorded(folder: Path) -> None:
-    """Patch `os.environ` if the recorded run did, because the state of the program may contain `os.environ`."""
+    """Patch `os.environ` if the run in `folder` did so: saved states may contain the patched `os.environ`."""
     if read_environment(folder) is not None:
         _patch_lookups()
 
 
 class EnvironmentReads:
-    """Records the environment variables that this process reads; each is written to the folder of the run at once."""
+    """Records the environment variables that the program reads, each at once, in the folder of the run."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._start = dict(os.environ)
-        """The environment that the program was started with."""
+        """Environment variables with which the program was started."""
         recorded = read_environment(folder)
         self._recorded_names = (
             {*recorded.values, *recorded.secrets} if recorded is not None else set()
@@ -233,7 +233,7 @@ class EnvironmentReads:
             self._write([name for name in self._start if is_read_by_libraries(name)], always=True)
 
     def install(self) -> None:
-        """Record reads from now on."""
+        """Record reads of environment variables from now on."""
         _patch_lookups()
         _reading.append(self)
         self._watch_listing(type(os.environ))
@@ -241,7 +241,7 @@ class EnvironmentReads:
         after_import("multiprocessing.util", self._watch_spawn)
 
     def read_all(self) -> None:
-        """Record every environment variable as read."""
+        """Record all environment variables as read, because the program has listed or passed on all of them."""
         if not self._whole:
             self._whole = True
             names = [name for name in self._start if class_of(name) is not VariableClass.TODAY]
@@ -259,7 +259,7 @@ class EnvironmentReads:
         mapping.__iter__ = iterate
 
     def record(self, name: str, frame: FrameType) -> None:
-        """Record that `frame` looks up a variable, unless Rearview itself does."""
+        """Record that `frame` reads the environment variable `name`, unless Rearview itself does."""
         if name not in self._recorded_names and not _called_by_rearview(frame):
             if is_of_session(name):
                 self._recorded_names.add(name)
@@ -284,11 +284,11 @@ class EnvironmentReads:
             append_environment(self._folder, Environment(values, secrets, whole))
 
     def _is_implied(self, name: str, value: str | None) -> bool:
-        """Return True if a variable need not be written: a missing line means that it was not set."""
+        """Return True if a variable that was not set need not be written, because a missing line says so already."""
         return value is None and (self._whole or is_read_by_libraries(name)) and is_restored(name)
 
     def _process_started(self, event: str, args: tuple[Any, ...]) -> None:
-        """Record every variable as read if the program starts a process that inherits them."""
+        """Record all environment variables as read if the program starts a process that inherits them."""
         has_own_environment = event != "os.system" and args[-1] is not None
         if (
             not self._whole
@@ -309,7 +309,7 @@ class EnvironmentReads:
 
 
 def _called_by_rearview(frame: FrameType | None) -> bool:
-    """Return True if Rearview itself reads a variable, not the program or its libraries."""
+    """Return True if `frame` runs for Rearview itself, not for the program or one of its libraries."""
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
         if name not in _FORWARDING:

@@ -1,17 +1,17 @@
-"""Files that a run writes and may read again later, such as `best.pt`: save and restore them with its state.
+"""Save files that a run writes, such as `best.pt`, with its checkpoints, and restore them with its state.
 
-A replay skips iterations, so a file that they wrote would be missing. For this reason, files that the program wrote
-inside the project are saved with each checkpoint, by content, and written into the tree of the replay when the
-checkpoint is restored. Outside the project this holds only for files that the run has created or truncated: a file
-that the run only appends to may be shared with other programs, and is not changed.
+A replay skips iterations, so a file that these iterations wrote would be missing. For this reason, files that the
+program wrote inside the project are saved with each checkpoint, and written into the scratch tree of the replay when
+the checkpoint is restored. Outside the project, only files that the run has created or truncated are saved: a file to
+which the run only appends may be shared with other programs, and is not changed.
 
-Before a checkpoint, files with data in Python's buffers are flushed (`UnflushedFiles`), also files that only a
-logger or a CSV writer refers to.
+Before a checkpoint, files with data in Python's buffers are flushed (`UnflushedFiles`), also files to which only a
+logger or a CSV writer refers.
 
-A resumed run executes its set-up again. A program that looks for its own checkpoint, creates a folder or appends to
-a log must then find the same files as the first time. So `OverwrittenFiles` records the previous content of each file
-before its first write, and restores it before the program starts again. The files as the program had written them
-are restored with the checkpoint.
+A resumed run executes the code before its first loop ("set-up code") again. A program that looks for its own
+checkpoint, creates a folder or appends to a log must then find the same files as the first time. So
+`OverwrittenFiles` records the previous content of each file before its first write, and restores this content
+before the program starts again. The later contents are restored with the checkpoint.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ from rearview.store.runs import ABSENT, TRACES, TRACES_FORMAT
 
 _KINDS = frozenset({io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom})
 _SEARCHES = 20
-"""Most searches of all objects for open files that are not known yet."""
+"""Largest number of searches through all Python objects for the file objects of open files."""
 
 
 class UnflushedFiles:
-    """Finds the files that the program has open for writing, and flushes them."""
+    """Finds the file objects that buffer data of files open for writing, and flushes them."""
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[int, str], list[weakref.ref[Any]]] = {}
-        """By descriptor and path of an open file: the file objects that buffer its data."""
+        """(descriptor, path) of an open file -> weak references to the file objects that buffer its data."""
         self._searches = 0
 
     def flush(self, is_output: Callable[[str], bool]) -> None:
-        """Flush the buffers of open files for whose path `is_output` returns True."""
+        """Flush the file objects of all files open for writing whose path satisfies `is_output`."""
         open_files = {number: path for number, path in open_for_writing() if is_output(path)}
         unknown = {
             number for number, path in open_files.items() if (number, path) not in self._buffers
@@ -78,14 +78,14 @@ class UnflushedFiles:
 
 
 def open_for_writing() -> Iterator[tuple[int, str]]:
-    """Yield the descriptor and path of each file that this process has open for writing."""
+    """Yield (descriptor, path) of each file that this process has open for writing."""
     for name in os.listdir("/proc/self/fd") if Path("/proc/self/fd").is_dir() else ():  # noqa: PTH208
         try:
             path = os.readlink(f"/proc/self/fd/{name}")  # noqa: PTH115 - asked for every file
             if path[:1] == os.sep and fcntl.fcntl(int(name), fcntl.F_GETFL) & os.O_ACCMODE:
                 yield int(name), path
         except OSError:
-            continue  # the descriptor of the folder being listed, or a file that another thread has closed
+            continue  # `/proc/self/fd` itself, or a file that another thread has closed
 
 
 def _number(file: Any) -> int:
@@ -96,7 +96,7 @@ def _number(file: Any) -> int:
 
 
 LIMIT = 64 << 20
-"""Most bytes of written files in one checkpoint; of a file that does not fit, only the name is saved."""
+"""Size in bytes that the written files in one checkpoint may have; of a file beyond it, only the name is saved."""
 NATIVE = {
     "torch": ("save:1", "load:0"),
     "safetensors.torch": ("save_file:1", "load_file:0"),
@@ -105,19 +105,22 @@ NATIVE = {
     "lightgbm.basic": ("Booster.save_model:1",),
     "h5py": ("File.__init__:1",),
 }
-"""Functions that open files in native code, with the position of the path among the arguments."""
+"""Module -> `function:position` of functions that open files in native code; the path is argument `position`."""
 _BY_PATH = {"os.rename": 2, "os.remove": 1, "os.symlink": 2, "os.link": 2, "sqlite3.connect": 1}
-"""Audit events of other changes to files, with the number of paths; the last argument may be a folder's descriptor."""
+"""Audit event of a call that changes files without `open` -> number of paths at the start of its arguments."""
 _BUFFERS = UnflushedFiles()
 _LINKS = ("os.symlink", "os.link")
-"""Events of which only the second path is created; the first path is the target of the link."""
+"""Audit events of calls that create only the second of two paths; the first path is the target of the link."""
 _NAMELESS: int = getattr(os, "O_TMPFILE", -1)
-"""Flag that opens a file without a name: the event has the path of the folder."""
+"""Flag of `os.open` for a file without a name; the path in the audit event is then the path of the folder."""
 _NOT_THE_PROGRAM = (FOLDER + os.sep, ".git" + os.sep)
 
 
 class Outputs:
-    """The files that this process has written: paths relative to `root`, or full paths of files outside."""
+    """The files that the program has written in this process.
+
+    A file is identified by its path relative to `root`, the folder of the project, or by its full path if it is outside.
+    """
 
     def __init__(
         self,
@@ -126,19 +129,19 @@ class Outputs:
         traces: OverwrittenFiles | None = None,
     ) -> None:
         self.deleting = deleting
-        """Function to call before the program removes the store itself."""
+        """Function to call before the program removes a folder that contains the store."""
         self.traces = traces
-        """Records the previous contents of files; None in a process that joined a run of another process."""
+        """Records the previous contents of files; None in a process that joined the run of another process."""
         self.root = root.rstrip(os.sep) + os.sep
         self._foreign = (os.path.realpath(self.root + FOLDER) + os.sep, *unrecorded_prefixes())
         self.pid = os.getpid()
         self.busy = False
-        """Whether Rearview itself is using the files."""
+        """Whether Rearview itself accesses files at this time, so that nothing is recorded."""
         self.written: dict[str, None] = {}
         self.contents: dict[str, tuple[tuple[int, ...], bytes]] = {}
 
     def install(self) -> None:
-        """Record every file that the program opens for writing, renames, links or removes from now on."""
+        """Record each file that the program opens for writing, renames, links or removes from now on."""
         listen(self._on_event, "open", "os.mkdir", "shutil.rmtree", *_BY_PATH)
         for_native_paths(self._native)
 
@@ -173,9 +176,10 @@ class Outputs:
         return path
 
     def record_written(self, path: Any, *, emptied: bool = False, follow: bool = True) -> None:
-        """Record a file that the program writes, if it is inside the project, or if the run creates or truncates it.
+        """Record that the program writes the file `path`; `emptied` says that the old content is removed.
 
-        With `follow`, the target of a link is recorded, and not the link.
+        A file outside the project is recorded only if the run has created or emptied it. With `follow`, the target of a
+        link is recorded instead of the link.
         """
         name = self._recorded_name(
             path,
@@ -188,7 +192,10 @@ class Outputs:
     def _recorded_name(
         self, path: Any, act: Callable[[OverwrittenFiles, str], None], *, follow: bool = False
     ) -> str:
-        """Call `act(self.traces, name)` for a path; return this name, or "" if the file is not recorded."""
+        """Call `act(self.traces, name)` for the name of the file `path` (see the class), and return this name.
+
+        Return "" and do nothing if the file does not belong to the program.
+        """
         if isinstance(path, int) or os.getpid() != self.pid:
             return ""
         try:
@@ -205,34 +212,34 @@ class Outputs:
                 with unnoticed():
                     act(self.traces, name)
             except (OSError, ValueError):
-                self.traces = None  # an error here must not keep the program from writing
+                self.traces = None  # stop recording: the program must be able to write
         return name
 
     def parts(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the contents of written files to save, by key, and facts about the files.
+        """Return key -> content of the written files, for a checkpoint, and facts about other written files.
 
-        The facts are the deleted files, the files that are too large, the folders and the links that the run created,
-        each link with its target.
+        The facts are name -> list: deleted files (`gone`), files that are too large (`large`), folders that the run created
+        (`folders`), and links with their targets (`links`).
         """
         with self._not_by_program():
             _BUFFERS.flush(lambda path: path.removeprefix(self.root) in self.written)
             return self._parts()
 
     def restore_large_files(self, names: Iterable[str]) -> None:
-        """Restore files that are too large for a checkpoint, when the checkpoint is reached."""
+        """Restore the files `names`, which are too large for a checkpoint, when a resumed run reaches it."""
         if self.traces is not None:
             with self._not_by_program():
                 self.traces.restore_large_files(names)
 
     def ended(self, *, well: bool) -> None:
-        """Clean up at the end of the run; later writes do not belong to the program."""
+        """Stop recording writes at the end of the run; `well` says that it succeeded, so that old files are deleted."""
         self.busy = True
         if self.traces is not None:
             self.traces.ended(well=well)
 
     @contextlib.contextmanager
     def _not_by_program(self) -> Iterator[None]:
-        """While the body runs, do not record file accesses: Rearview makes them."""
+        """While the body runs, record no file accesses, because Rearview makes them."""
         self.busy = True
         try:
             yield
@@ -265,7 +272,7 @@ class Outputs:
             except (OSError, ValueError):
                 deleted_names.append(relative)
                 if relative[0] == os.sep:
-                    del self.written[relative]  # a deleted temporary file; there may be thousands
+                    del self.written[relative]  # a temporary file; there may be thousands
                 continue
             total += status.st_size
             buffers[FILE_PART + relative] = saved[1]
@@ -288,17 +295,17 @@ def restore_files(
     root: str,
     shared: frozenset[str] = frozenset(),
 ) -> None:
-    """Restore the files of a checkpoint, except those in `shared`.
+    """Restore the files of a checkpoint, except the files named in `shared`.
 
-    `keys` and `facts` are those that `Outputs.parts` returned, with names relative to `root`; `load` returns the
-    content of a key, `place` the real path for a path that is to be written.
+    `keys` and `facts` are what `Outputs.parts` returned, with names relative to `root`. `load(key)` returns a content,
+    and `place(path)` the real path to write for a path of the program.
     """
     for name in facts.get("folders", ()):
         Path(root, name).mkdir(parents=True, exist_ok=True)
     names = {key: key.removeprefix(FILE_PART) for key in keys if key.startswith(FILE_PART)}
     files = {key: place(str(Path(root, name))) for key, name in names.items() if name not in shared}
     real = {os.path.realpath(path) for path in files.values()}
-    _BUFFERS.flush(real.__contains__)  # data that the set-up has buffered must not be written later
+    _BUFFERS.flush(real.__contains__)  # buffered data must not be written after the restore
     for key, path in files.items():
         target = Path(path)
         data = bytes(load(key))
@@ -307,7 +314,7 @@ def restore_files(
         elif target.is_file() and target.read_bytes() == data:
             continue
         target.parent.mkdir(parents=True, exist_ok=True)
-        # the file is changed in place, because the program may have it open
+        # change the file in place, because the program may have it open
         with open(target, "r+b" if target.is_file() else "wb") as file:  # noqa: PTH123
             file.write(data)
             file.truncate()
@@ -321,7 +328,7 @@ def restore_files(
 
 
 def _link(path: Path, target: str) -> None:
-    """Make `path` a symbolic link to `target`."""
+    """Make `path` a symbolic link to `target`; replace an existing file."""
     if not path.is_symlink() or str(path.readlink()) != target:
         path.unlink(missing_ok=True)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -329,9 +336,9 @@ def _link(path: Path, target: str) -> None:
 
 
 def _to_the_end(paths: set[str]) -> None:
-    """Move the position in open files to the end, also in files that only a logger refers to.
+    """Move the positions in open files with one of the `paths` to the end, also if only a logger refers to them.
 
-    When the state is restored later, files in the state get their exact position.
+    Files in the captured state get their exact position later, when the state is restored.
     """
     for number, path in open_for_writing():
         if path in paths:
@@ -340,9 +347,9 @@ def _to_the_end(paths: set[str]) -> None:
 
 
 def for_native_paths(act: Callable[[Any, str], Any]) -> None:
-    """Patch functions that open files in native code: they use the path that `act(path, mode)` returns.
+    """Patch the functions in `NATIVE`, which open files in native code, to open the path `act(path, mode)`.
 
-    `mode` is the mode that would be passed to `open`.
+    `mode` is the mode that Python's `open` would get.
     """
     for module, functions in NATIVE.items():
         after_import(module, functools.partial(_wrap_functions, functions=functions, act=act))
@@ -363,13 +370,13 @@ def _wrap_functions(
 
 
 def _wrapped(real: Callable[..., Any], position: int, act: Callable[[Any, str], Any]) -> Any:
-    """Return `real`, whose argument at a position is a path, changed to use the path that `act` returns."""
+    """Return the function `real`, changed to use `act(path, mode)` for the path in its argument `position`."""
     saves = real.__name__.startswith("save")
 
     @functools.wraps(real)
     def call(*args: Any, **kwargs: Any) -> Any:
         mode = "w" if saves else "r"
-        if real.__name__ == "__init__":  # of h5py's File, whose next argument is the mode
+        if real.__name__ == "__init__":  # of h5py's `File`: the mode is the next argument
             mode = str((args[position + 1 : position + 2] or (kwargs.get("mode", "r"),))[0])
         if len(args) > position and isinstance(args[position], str | os.PathLike):
             args = (*args[:position], act(args[position], mode), *args[position + 1 :])
@@ -382,16 +389,17 @@ def _wrapped(real: Callable[..., Any], position: int, act: Callable[[Any, str], 
 
 
 MAX_SET_ASIDE = 64 << 20
-"""Most bytes of previous contents that are kept; a file that does not fit is not restored."""
+"""Size in bytes that the recorded previous contents of a run may have; a file beyond it is not restored."""
 _LARGE = "large"
 _LINK = "link"
 
 
 @dataclass
 class OverwrittenFiles:
-    """The files and folders that one run has changed, recorded in the folder of the run.
+    """The files and folders that one run has changed, with their previous contents, in the folder of the run.
 
-    A file outside the project is recorded by its full path, and restored only if the run created or truncated it.
+    A file inside the project is identified by its path relative to `root`, a file outside by its full path. A file
+    outside the project is restored only if the run has created or truncated it.
     """
 
     folder: Path
@@ -399,19 +407,19 @@ class OverwrittenFiles:
     looping: Callable[[], bool] = lambda: False
     """Function that returns True if a loop of the program is running."""
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """By path: the recorded facts about a file before its first write."""
+    """Path of a file that the run has written -> facts about the file before the first write."""
     folders: dict[str, None] = field(default_factory=dict)
-    """Folders that the run has created."""
+    """Paths of the folders that the run has created."""
     read: set[str] = field(default_factory=set)
-    """Files that the run has written and then read."""
+    """Paths of files that the run has read after it had written them."""
     shared: set[str] = field(default_factory=set)
-    """Files outside the project that another program has written."""
+    """Full paths of files outside the project that another program has written after the run."""
     kept_bytes: int = 0
-    """Bytes of previous contents that are kept so far."""
+    """Total size in bytes of the previous contents recorded so far."""
 
     @classmethod
     def of(cls, folder: Path, root: str, looping: Callable[[], bool]) -> OverwrittenFiles:
-        """Return the changed files of a run, including files that an earlier process of the run recorded."""
+        """Return the changed files of the run in `folder`, as earlier processes of the run have recorded them."""
         files = cls(folder, root, looping)
         for line in read_lines(folder / TRACES, TRACES_FORMAT):
             if "folder" in line:
@@ -424,33 +432,39 @@ class OverwrittenFiles:
 
     @property
     def aside(self) -> Path:
-        """Folder to which files of the run are moved while a resumed run repeats its set-up."""
+        """Folder to which files of the run are moved while a resumed run repeats the code before its first loop."""
         return self.folder / "aside"
 
     def was_created(self, name: str) -> bool:
-        """Return True if the run created this file."""
+        """Return True if the run created the file `name`."""
         return bool(self.files.get(name, {}).get("was") == ABSENT)
 
     def owns(self, name: str) -> bool:
-        """Return True if the run has created or truncated this file."""
+        """Return True if the run has created or truncated the file `name`."""
         return self.was_created(name) or bool(self.files.get(name, {}).get("emptied"))
 
     def created_paths(self) -> list[str]:
-        """Return the full paths of files and folders that did not exist before the run."""
+        """Return the full paths of the files and folders that the run has created."""
         names = [*self.folders, *(name for name in self.files if self.was_created(name))]
         return [os.path.join(self.root, name) for name in names]  # noqa: PTH118
 
     def _path_aside(self, name: str) -> Path:
-        """Return the path to which a file, which may be large, is moved on its disk while the set-up is repeated."""
+        """Return the path to which the file `name` is moved while a resumed run repeats the code before its first loop.
+
+        It is on the same disk, so that a large file need not be copied.
+        """
         path = Path(name)
         return path.with_name(f".{path.name}.rearview") if path.is_absolute() else self.aside / path
 
     def record_truncation(self, relative: str) -> None:
-        """Record a file before it is truncated for the first time."""
+        """Record the previous content of a file that is about to be truncated, unless the file is recorded already."""
         self.record_write(relative, emptied=True)
 
     def record_write(self, relative: str, *, emptied: bool = False) -> None:
-        """Record a file before it is written for the first time."""
+        """Record the previous content of a file that is about to be written, unless the file is recorded already.
+
+        `emptied` says that the write begins by removing the old content.
+        """
         if relative in self.files or "__pycache__" in relative:
             return
         line: dict[str, Any] = {"format": TRACES_FORMAT, "path": relative, "loop": self.looping()}
@@ -476,13 +490,13 @@ class OverwrittenFiles:
         append_line(self.folder / TRACES, line)
 
     def record_mkdir(self, relative: str) -> None:
-        """Record a folder that is about to be created."""
+        """Record a folder that the program is about to create, unless it exists."""
         if relative not in self.folders and not Path(self.root, relative).exists():
             self.folders[relative] = None
             append_line(self.folder / TRACES, {"format": TRACES_FORMAT, "folder": relative})
 
     def record_read(self, relative: str) -> None:
-        """Record that the program reads a file that it has written."""
+        """Record that the program reads the file `relative`, if it has written this file before."""
         if relative in self.files and relative not in self.read:
             self.read.add(relative)
             append_line(self.folder / TRACES, {"format": TRACES_FORMAT, "read": relative})
@@ -490,12 +504,12 @@ class OverwrittenFiles:
     def restore_initial_files(
         self, *, data: bool, last_sign_of_life: float = float("inf")
     ) -> set[str]:
-        """Restore the files as they were at the start of the run; return folders of the run that still exist.
+        """Restore the files as they were at the start of the run; return the run's folders that could not be removed.
 
-        A file that the program wrote before its first loop and read again, such as a downloaded data set, is removed
-        only if `data` is True: creating it again may take long, and a run that continues from a checkpoint does not
-        need that. A file outside the project that was written after the `last_sign_of_life` of the run stays as well,
-        because another program wrote it.
+        A file that the program wrote before its first loop and then read, such as a downloaded data set, is removed only
+        if `data` is True: creating it again may take long, and a run that continues from a checkpoint does not need that.
+        A file outside the project that was changed after `last_sign_of_life`, the last time at which the run was alive, is
+        left unchanged, because another program has written it.
         """
         for relative, line in self.files.items():
             path, path_aside = Path(self.root, relative), self._path_aside(relative)
@@ -511,7 +525,7 @@ class OverwrittenFiles:
                 continue
             exists = path.is_file() or path.is_symlink()
             if exists and os.path.lexists(path_aside):
-                path.unlink()  # the file aside is of an earlier process of the run, which got further
+                path.unlink()  # `path_aside` was written by an earlier process of the run, which got further
             elif exists:
                 path_aside.parent.mkdir(parents=True, exist_ok=True)
                 shutil.move(path, path_aside)
@@ -528,27 +542,33 @@ class OverwrittenFiles:
         return {folder for folder in self.folders if Path(self.root, folder).is_dir()}
 
     def data_files(self) -> list[str]:
-        """Return the files that the program wrote before its first loop and read again."""
+        """Return the paths of the files that the program wrote before its first loop and then read."""
         return [name for name in self.files if self._is_data(name)]
 
     def _is_data(self, name: str) -> bool:
         return not self.files[name]["loop"] and name in self.read
 
     def restore_large_files(self, relatives: Iterable[str]) -> None:
-        """Restore files that are too large for a checkpoint, when the checkpoint is reached."""
+        """Move back those of the files moved aside that are in `relatives`, and delete the other ones.
+
+        `relatives` are files that are too large for the checkpoint that a resumed run has reached.
+        """
         for relative in relatives:
             path_aside, path = self._path_aside(relative), Path(self.root, relative)
             if path_aside.is_file() or path_aside.is_symlink():
                 path.parent.mkdir(parents=True, exist_ok=True)
                 if path.exists() and not path_aside.is_symlink():
-                    # the file is changed in place, because the program may have it open
+                    # change the file in place, because the program may have it open
                     shutil.copyfile(path_aside, path)
                 else:
                     shutil.move(path_aside, path)
         self._delete_set_aside()
 
     def ended(self, *, well: bool) -> None:
-        """Delete the files kept aside if the run ended `well`; else move back each file that does not exist now."""
+        """At the end of the run, delete the files moved aside if it succeeded (`well`).
+
+        Otherwise move back each file whose original path is free, and delete the other ones.
+        """
         if well:
             self._delete_set_aside()
             shutil.rmtree(self.folder / "before", ignore_errors=True)
@@ -565,7 +585,7 @@ class OverwrittenFiles:
 
 
 def allow_mkdir_again(folders: set[str], root: str) -> None:
-    """Let `os.mkdir` succeed once for each of these folders, although the folder exists."""
+    """Patch `os.mkdir` to succeed once for each existing folder in `folders`, which is relative to `root`."""
 
     def make(real: Any) -> Any:
         def mkdir(path: Any, *args: Any, **kwargs: Any) -> None:
