@@ -11,7 +11,7 @@ import statistics
 import sys
 import time
 
-from rearview.plan.versions.order import order
+from rearview.plan.versions.best_order import order
 from rearview.plan.versions.search import search
 from rearview.plan.versions.tree import START, Cell, Do, Tree, check
 

@@ -13,7 +13,7 @@ import random
 from rearview.model import Point, Step
 from rearview.plan.divide_work import divide, lower_bound, schedule, shortest_possible
 from rearview.plan.facts import CheckpointFacts, LoopFacts, RunFacts, RunQuestion, ValueRequest
-from rearview.plan.replay import survey
+from rearview.plan.survey_work import survey
 
 DEEP = ValueRequest(("n",), ("epoch", "step"))
 

@@ -6,7 +6,7 @@ import time
 from rearview.model import Point, Step
 from rearview.plan.divide_work import divide
 from rearview.plan.facts import CheckpointFacts, LoopFacts, RunFacts, RunQuestion, ValueRequest
-from rearview.plan.replay import survey
+from rearview.plan.survey_work import survey
 
 VERSIONS, EPOCHS, STEPS = 1000, 200, 400
 KINDS = {

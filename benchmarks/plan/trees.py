@@ -11,7 +11,7 @@ import random
 import statistics
 import time
 
-from rearview.plan.versions.order import order
+from rearview.plan.versions.best_order import order
 from rearview.plan.versions.tree import START, Cell, Tree
 
 PLANNERS = ("LFU", "PRP-v1", "PRP-v2", "PC", "dynamic program", "beam")

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from rearview._history import history
+from rearview.backfill.examine_run import PreparedRun
 from rearview.backfill.facts_and_segments import RunRequest
 from rearview.backfill.machine_speed import read_cost_corrections
-from rearview.backfill.prepare_run import PreparedRun
 from rearview.backfill.setup_sharing import LeadingImports, import_seconds, leading_imports_of
 from rearview.execute.replay_jobs import ReplayOutcome
 from rearview.model import Operator, ReplayReport, Run, RunEnd, RunStart, Segment, Status

@@ -6,7 +6,7 @@ from fakehistory import an_outcome
 from rearview._history import BackfillReport, Question, Refusal, Unproved
 from rearview.cli import backfill
 from rearview.cli.backfill import refusal_lines
-from rearview.plan.explain import CheaperQuestion, WorkerEstimate
+from rearview.plan.explain_cost import CheaperQuestion, WorkerEstimate
 
 
 def test_backfill_prints_its_records_and_their_proof(command, past):

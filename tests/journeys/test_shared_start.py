@@ -14,7 +14,7 @@ import pytest
 from limits import HUNG
 from plainly import SOURCE
 from rearview._history import history
-from rearview.backfill import prepare_run
+from rearview.backfill import examine_run
 from rearview.execute import local
 from rearview.model.process_messages import LAUNCHER
 
@@ -101,7 +101,7 @@ def project(tmp_path, monkeypatch):
     (tmp_path / "project").mkdir()
     site.mkdir()
     monkeypatch.syspath_prepend(site)
-    prepare_run._is_installed.cache_clear()
+    examine_run._is_installed.cache_clear()
     made = Project(tmp_path / "project")
     spawn = local.ForkServerClient.spawn
 

@@ -6,8 +6,8 @@ from notebooks import rearview as run
 from notebooks import write
 from rearview.model.cell_lineage import CellLineage
 from rearview.multiversion.execution_tree import build_tree
-from rearview.multiversion.make_study import open_programs, open_runs
 from rearview.multiversion.study import Study, StudyVersion, program_cells
+from rearview.multiversion.study_sources import open_programs, open_runs
 from rearview.store.project import Project
 from rearview.store.recorded_inputs import read_cells
 from rearview.store.runs import Runs

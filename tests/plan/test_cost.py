@@ -10,7 +10,7 @@ from rearview.model import Operator, Segment
 from rearview.plan.cost import CostCorrections, CostModel, Prediction, refine, speed
 from rearview.plan.divide_work import divide
 from rearview.plan.facts import CheckpointFacts, Machine, RunQuestion, ValueRequest
-from rearview.plan.replay import survey
+from rearview.plan.survey_work import survey
 
 SLOW = Machine("slow", {"python": 2.0}, read=100.0, write=100.0)
 FAST = Machine("fast", {"python": 1.0}, read=1000.0, write=500.0)

@@ -11,7 +11,7 @@ from plan.runs import ends, run, starts
 from rearview.model import Operator
 from rearview.plan.divide_work import divide, lower_bound, schedule
 from rearview.plan.facts import RunQuestion, ValueRequest
-from rearview.plan.replay import survey
+from rearview.plan.survey_work import survey
 
 DEEP = ValueRequest(("n",), ("epoch", "step"))
 TAIL = ValueRequest(("n",), ("epoch",), place="after")

@@ -17,8 +17,8 @@ from plainly import plain, recorded, write
 from rearview._history import history
 from rearview.config import Settings
 from rearview.runtime import importer
+from rearview.runtime.base_session import Session
 from rearview.runtime.loops import LoopHistory
-from rearview.runtime.session import Session
 from rearview.source.instrument import HOOK, ITER, PARTS, WALK, instrument
 from rearview.state.codecs.suspended_generators import LoopIterator, sources_of
 from rearview.store.project import Project

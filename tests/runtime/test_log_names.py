@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rearview.runtime import api
-from rearview.runtime.session import current_session, use_session
+from rearview.runtime.base_session import current_session, use_session
 
 
 class Kept:

@@ -3,8 +3,8 @@ import sys
 import pytest
 
 from rearview.config import Settings
+from rearview.runtime.base_session import Session
 from rearview.runtime.loops import LoopHistory
-from rearview.runtime.session import Session
 from rearview.source.instrument import LoopSite
 from rearview.store.project import Project
 

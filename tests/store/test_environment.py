@@ -2,7 +2,7 @@
 
 import pytest
 
-from rearview.model.program_environment import Environment, VariableClass, class_of
+from rearview.model.program_environment_variables import Environment, VariableClass, class_of
 from rearview.store.recorded_inputs import append_environment, read_environment
 
 RULE = {

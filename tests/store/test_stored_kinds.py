@@ -127,7 +127,7 @@ def test_a_malformed_media_value_raises_a_warning_and_the_run_continues(tmp_path
 
 def test_damaged_bytes_are_reported():
     from rearview.errors import DamagedError
-    from rearview.store.stored_media import stored_value
+    from rearview.store.stored_arrays_and_media import stored_value
 
     for kind, shape in (("audio", [1, 1]), ("text", [3]), ("table", [1, 1]), ("confusion", [2, 2])):
         facts = {"$object": "0" * 64, "kind": kind, "shape": shape, "nbytes": 4}

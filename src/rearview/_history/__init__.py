@@ -19,8 +19,8 @@ if TYPE_CHECKING:
         similar_run,
         start_run,
     )
+    from rearview.backfill.examine_run import Question
     from rearview.backfill.manual_placement import Correction
-    from rearview.backfill.prepare_run import Question
     from rearview.backfill.propagation import Propagated
     from rearview.backfill.reports import (
         BackfillReport,
@@ -100,7 +100,7 @@ _HOMES = {
     ),
     "rearview.backfill.manual_placement": ("Correction",),
     "rearview.backfill.propagation": ("Propagated",),
-    "rearview.backfill.prepare_run": ("Question",),
+    "rearview.backfill.examine_run": ("Question",),
     "rearview.backfill.reports": (
         "BackfillReport",
         "MissingCells",

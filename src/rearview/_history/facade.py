@@ -66,8 +66,8 @@ from rearview.store.versions.versions import WORKTREE, Versions
 
 if TYPE_CHECKING:
     from rearview.backfill.backfill import Backfiller
+    from rearview.backfill.examine_run import Choices, Question
     from rearview.backfill.manual_placement import Correction
-    from rearview.backfill.prepare_run import Choices, Question
     from rearview.backfill.propagation import Probing, Propagated
     from rearview.backfill.reports import BackfillReport, PlanReport
     from rearview.source.propagate.statement_diff import StatementChange
@@ -510,7 +510,7 @@ class History:
     ) -> BackfillReport:
         """Replay a run with its recorded source and any probes of the work tree; compare with what was recorded."""
         self.check_trust("A replay")
-        from rearview.backfill.prepare_run import Question
+        from rearview.backfill.examine_run import Question
 
         question = Question((), at=at, workers=workers)
         return self._backfiller.replay(self.run(which), question, progress)
@@ -652,7 +652,7 @@ class History:
 
 
 def _question(names: Sequence[str] | Question, choices: Choices) -> Question:
-    from rearview.backfill.prepare_run import Question
+    from rearview.backfill.examine_run import Question
 
     if isinstance(names, Question):
         return replace(names, **choices)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from rearview.model import Checkpoint, Run, Verdict
-from rearview.model.program_environment import Environment
+from rearview.model.program_environment_variables import Environment
 from rearview.model.proof import WITHHELD, compared, worst
 from rearview.model.run import CAPTURED, name_of
 from rearview.model.wording import plural

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rearview.errors import StoreError, UsageError
-from rearview.store.stored_media import StoredValue, is_png
+from rearview.store.stored_arrays_and_media import StoredValue, is_png
 from rearview.store.tables.result_table import Table
 
 MAX_NAME_LENGTH = 180

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 from rearview.backfill.coverage import SelectedIterations, merge_ranges
+from rearview.backfill.examine_run import PreparedRun, Question, RunPreparer, changed_inputs
 from rearview.backfill.find_statements import StatementSources
 from rearview.backfill.machine_speed import (
     WORTH_MEASURING,
@@ -25,7 +26,6 @@ from rearview.backfill.machine_speed import (
     save_cost_corrections,
 )
 from rearview.backfill.manual_placement import Corrections
-from rearview.backfill.prepare_run import PreparedRun, Question, RunPreparer, changed_inputs
 from rearview.backfill.propagation import Probing
 from rearview.backfill.reports import (
     BackfillReport,
@@ -55,9 +55,9 @@ from rearview.model.process_messages import ReplayFailure
 from rearview.model.wording import plural
 from rearview.plan.cost import refine, speed
 from rearview.plan.divide_work import divide
-from rearview.plan.explain import explain
+from rearview.plan.explain_cost import explain
 from rearview.plan.facts import Machine, parse_at
-from rearview.plan.replay import Survey, survey
+from rearview.plan.survey_work import Survey, survey
 from rearview.source.propagate.versions import difference
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.create_files import FULL

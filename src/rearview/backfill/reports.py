@@ -8,8 +8,8 @@ from functools import cached_property
 from html import escape
 from typing import Any
 
+from rearview.backfill.examine_run import PreparedRun
 from rearview.backfill.find_statements import StatementSources
-from rearview.backfill.prepare_run import PreparedRun
 from rearview.backfill.setup_sharing import SharedStages
 from rearview.execute.replay_jobs import ReplayOutcome
 from rearview.model import Plan, Verdict
@@ -197,7 +197,7 @@ class PlanReport:
 
     @cached_property
     def explained(self) -> Any:
-        """Cost of the plan for several numbers of workers, and cheaper questions (a `plan.explain.Explanation`).
+        """Cost of the plan for several numbers of workers, and cheaper questions (a `plan.explain_cost.Explanation`).
 
         It is computed on first use, because that takes several other plans. None if `explaining` is None.
         """

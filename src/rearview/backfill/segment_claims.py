@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rearview.backfill.coverage import ALL, Cell, cells_of, filled_cells
+from rearview.backfill.examine_run import PreparedRun
 from rearview.backfill.facts_and_segments import RunRequest, replay_start, segment_file
-from rearview.backfill.prepare_run import PreparedRun
 from rearview.backfill.setup_sharing import LeadingImports
 from rearview.execute.backfill_status import StatusFile, active_backfills
 from rearview.execute.executor import SetupStage, Task

@@ -59,7 +59,7 @@ def _settings() -> Settings:
 
 
 def _session() -> Any:
-    sessions = sys.modules.get("rearview.runtime.session")  # not loaded if nothing is recorded
+    sessions = sys.modules.get("rearview.runtime.base_session")  # not loaded if nothing is recorded
     return None if sessions is None else sessions.current_session()
 
 

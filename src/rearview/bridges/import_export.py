@@ -21,7 +21,7 @@ from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.project import Project
 from rearview.store.records import RecordFile, encode_point
 from rearview.store.runs import NAME, TAG, Runs, check_name
-from rearview.store.stored_media import StoredValue, value_in_text
+from rearview.store.stored_arrays_and_media import StoredValue, value_in_text
 
 LOOP = "step"
 """Name of the loop in the points of imported values, such as `step=20`."""

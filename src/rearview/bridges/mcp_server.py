@@ -17,7 +17,7 @@ from rearview._history import History, PlanReport
 from rearview.bridges.import_export import missing_library
 from rearview.errors import RearviewError, UsageError
 from rearview.model import Run
-from rearview.store.stored_media import StoredValue
+from rearview.store.stored_arrays_and_media import StoredValue
 
 MOST_ROWS = 1000
 """Largest number of rows in one answer of a tool."""

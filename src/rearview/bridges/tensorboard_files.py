@@ -20,7 +20,7 @@ from rearview.bridges.import_export import (
     missing_library,
     nothing_found,
 )
-from rearview.store.stored_media import StoredValue
+from rearview.store.stored_arrays_and_media import StoredValue
 
 MARK = "tfevents"
 """Text that the name of every event file contains."""

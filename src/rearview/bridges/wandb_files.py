@@ -28,7 +28,7 @@ from rearview.bridges.import_export import (
     nothing_found,
 )
 from rearview.errors import DamagedError
-from rearview.store.stored_media import StoredValue
+from rearview.store.stored_arrays_and_media import StoredValue
 
 HEADER = b":W&B"
 _BLOCK = 32768

@@ -184,7 +184,7 @@ def replay(
     of them are run as one tree, shared cells once, and their outputs compared with the recorded
     ones. The other options are for these.
     """
-    from rearview.multiversion.make_study import names_programs
+    from rearview.multiversion.study_sources import names_programs
 
     if words and names_programs(words):
         return replay_programs(words, as_json=as_json, quiet=quiet, **study_choices)

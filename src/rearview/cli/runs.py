@@ -25,7 +25,7 @@ from rearview.cli.terminal.output import duration, moment, plain, plural, size
 from rearview.cli.terminal.progress import waiting
 from rearview.errors import RearviewError, UsageError
 from rearview.model import Run, Verdict
-from rearview.model.program_environment import is_restored
+from rearview.model.program_environment_variables import is_restored
 from rearview.model.run import name_of
 
 if TYPE_CHECKING:

@@ -30,10 +30,10 @@ from rearview.errors import UsageError
 
 if TYPE_CHECKING:
     from rearview.multiversion.execution_tree import ExecutionTree
-    from rearview.multiversion.make_study import OpenedStudy
     from rearview.multiversion.package import PackageReader
     from rearview.multiversion.replay_tree import ReplayEvent
     from rearview.multiversion.study import Study
+    from rearview.multiversion.study_sources import OpenedStudy
 
 PLANNERS = ("auto", "prp1", "prp2", "pc", "lfu", "none")
 PLAIN_EVERY = 10.0
@@ -42,7 +42,7 @@ PLAIN_EVERY = 10.0
 
 def _open(words: Sequence[str]) -> OpenedStudy:
     """Return the study of the programs, the RO-Crate folder or the runs that `words` name; of all runs if empty."""
-    from rearview.multiversion.make_study import names_programs, open_programs, open_runs
+    from rearview.multiversion.study_sources import names_programs, open_programs, open_runs
 
     if names_programs(words):
         return open_programs(words)
@@ -282,8 +282,8 @@ def _open_package(
     file: Path, scratch: Path, choices: Mapping[str, Any]
 ) -> tuple[PackageReader, OpenedStudy]:
     from rearview.multiversion.execution_tree import Measurements
-    from rearview.multiversion.make_study import OpenedStudy
     from rearview.multiversion.package import MOST_BYTES, open_package
+    from rearview.multiversion.study_sources import OpenedStudy
 
     reader = open_package(file, most_bytes=choices["max_size"] or MOST_BYTES)
     study, programs = reader.extract(

@@ -1,6 +1,6 @@
 """Recognise and hide secrets in files and on command lines.
 
-Names and values of options are judged by the rules for environment variables (`model.program_environment`):
+Names and values of options are judged by the rules for environment variables (`model.program_environment_variables`):
 
 - A *file* is not part of a version if its name says that it contains credentials, or if its text contains a
   private key or the token of a known service.
@@ -13,7 +13,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from rearview.model.program_environment import SECRET_VALUE, is_secret_name, is_secret_value
+from rearview.model.program_environment_variables import (
+    SECRET_VALUE,
+    is_secret_name,
+    is_secret_value,
+)
 
 HIDDEN = "***"
 """Text that is stored and shown in place of a secret."""

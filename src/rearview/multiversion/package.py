@@ -30,7 +30,6 @@ from rearview.multiversion.execution_tree import (
     cells_as_written,
     tree_to_json,
 )
-from rearview.multiversion.make_study import MACHINE_VARIABLES
 from rearview.multiversion.package_metadata import (
     Manifest,
     PackedCell,
@@ -48,6 +47,7 @@ from rearview.multiversion.study import (
     program_cells,
     split_loops,
 )
+from rearview.multiversion.study_sources import MACHINE_VARIABLES
 
 FORMAT = 1
 MANIFEST = "manifest.json"

@@ -23,10 +23,10 @@ from rearview.multiversion.execution_tree import (
     without_versions,
 )
 from rearview.multiversion.kept_states import stored_size
-from rearview.multiversion.make_study import MACHINE_VARIABLES
 from rearview.multiversion.replay_tree import CellResult, ReplayEvent, ReplayResult, TreeReplay
 from rearview.multiversion.study import Study, StudyVersion
-from rearview.plan.versions.order import Order, order
+from rearview.multiversion.study_sources import MACHINE_VARIABLES
+from rearview.plan.versions.best_order import Order, order
 from rearview.plan.versions.tree import START, CacheLevel, Tree
 from rearview.source.cells import only_defines
 

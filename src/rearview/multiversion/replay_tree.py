@@ -27,7 +27,7 @@ from rearview.multiversion.kept_states import (
 )
 from rearview.multiversion.study import StudyVersion
 from rearview.multiversion.work_folder import WorkFolders, can_mount, environment_for, remove_folder
-from rearview.plan.versions.order import Order, ReplayPath, paths_of
+from rearview.plan.versions.best_order import Order, ReplayPath, paths_of
 from rearview.plan.versions.tree import EXISTING, START, CacheLevel, Do, ReplayStep
 
 UNMEASURED_LIMIT = 3600.0

@@ -1,6 +1,6 @@
 """Divide the work of a survey into segments for several workers.
 
-The work for a run is a list of *atoms* (`plan.replay.Work`). A segment gets ranges of atoms. All workers get about the
+The work for a run is a list of *atoms* (`plan.survey_work.Work`). A segment gets ranges of atoms. All workers get about the
 same predicted seconds, and runs with a smaller `priority` come first. `schedule`, `lower_bound` and `balance` only
 handle seconds: when each segment ends, the shortest possible time, shares of equal length.
 """
@@ -16,7 +16,7 @@ from itertools import accumulate, pairwise
 
 from rearview.model import Operator, Plan, Segment
 from rearview.plan.cost import Prediction
-from rearview.plan.replay import Survey, Work, gc_disabled, operator_of
+from rearview.plan.survey_work import Survey, Work, gc_disabled, operator_of
 
 TimedAtoms = tuple[float, int, int]
 """(seconds, first, end): the atoms `first <= i < end` of a run, and the seconds that they take together."""

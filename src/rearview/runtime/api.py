@@ -15,7 +15,7 @@ from typing import Any, TypeVar, overload
 
 from rearview.errors import StoreError, UsageError
 from rearview.model.wording import printable
-from rearview.runtime.session import NamedLoop, Session, current_session, use_session
+from rearview.runtime.base_session import NamedLoop, Session, current_session, use_session
 
 T = TypeVar("T")
 V = TypeVar("V", bound="int | float | str | bool | None")

@@ -41,7 +41,7 @@ from rearview.state.codecs.suspended_generators import LoopIterator
 from rearview.state.object_numbers import without_weak_references
 
 if TYPE_CHECKING:
-    from rearview.runtime.session import Session
+    from rearview.runtime.base_session import Session
 
 
 SHORTEST = 0.01

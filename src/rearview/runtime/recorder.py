@@ -26,6 +26,7 @@ from rearview.errors import UsageError
 from rearview.model import CheckpointMeta, Edge, Point, RunEnd, Snapshot, Step
 from rearview.model.run import EXIT_PAUSED
 from rearview.model.wording import printable
+from rearview.runtime.base_session import LoopNest, PointEncoder, Session
 from rearview.runtime.cells.cell_inputs import ScriptCells
 from rearview.runtime.final_message import closing_lines, print_closing_lines
 from rearview.runtime.loops import SLICE, STRIDE, LoopEntry, ended_at_test
@@ -41,7 +42,6 @@ from rearview.runtime.saving.changes import CopyHints
 from rearview.runtime.saving.overhead import Overhead
 from rearview.runtime.saving.policy import INNER_LEAST, Reason
 from rearview.runtime.saving.writer import RemoteCopy, Writer
-from rearview.runtime.session import LoopNest, PointEncoder, Session
 from rearview.state.capture import capture
 from rearview.state.codecs.tensors import memory_of
 from rearview.store.records import RecordFile

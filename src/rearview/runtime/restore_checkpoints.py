@@ -23,12 +23,12 @@ import msgspec
 
 from rearview.errors import ReplayError
 from rearview.model import Checkpoint, Edge, LoopStep
+from rearview.runtime.base_session import Session
 from rearview.runtime.loops import LoopEntry
 from rearview.runtime.program_frames import as_recorded, load_modules, rebind
 from rearview.runtime.sandbox.file_view import PathUse
 from rearview.runtime.sandbox.written_files import restore_files
 from rearview.runtime.saving.dirty_pages import TRACK_FROM, Pages, PageWatch, address_of
-from rearview.runtime.session import Session
 from rearview.state.capture import capture
 from rearview.state.codecs.suspended_generators import draw_items
 from rearview.state.compare import Difference, compare

@@ -29,6 +29,7 @@ from rearview.model.run import is_notebook
 from rearview.model.secrets import redact_value, redact_words
 from rearview.model.wording import printable
 from rearview.runtime import importer
+from rearview.runtime.base_session import Session, current_session, use_session
 from rearview.runtime.importer import ImportTimes
 from rearview.runtime.loops import LoopHistory
 from rearview.runtime.observed_values.start_observing import start_observing
@@ -41,7 +42,6 @@ from rearview.runtime.sandbox.program_inputs import EnvironmentReads, InputFiles
 from rearview.runtime.sandbox.written_files import Outputs, OverwrittenFiles, allow_mkdir_again
 from rearview.runtime.saving.overhead import Overhead
 from rearview.runtime.saving.writer import RemoteCopy, Writer
-from rearview.runtime.session import Session, current_session, use_session
 from rearview.state.codecs.base import REFUSAL_HANDLERS
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.checkpoints.compression import CompressionPolicy

@@ -18,7 +18,7 @@ from typing import Any
 
 from rearview.errors import StateError
 from rearview.model.wording import in_words
-from rearview.state.classify import INLINE, THROUGH, VALUE, kind_of
+from rearview.state.choose_codec import INLINE, THROUGH, VALUE, kind_of
 from rearview.state.codecs.arrays import form_of, owns_memory
 from rearview.state.codecs.base import Kind, PathStep, WalkRules, steps
 from rearview.state.codecs.tensors import plain_access

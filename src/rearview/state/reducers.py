@@ -28,6 +28,7 @@ from rearview.state.codecs.base import (
     reason_of,
 )
 from rearview.state.codecs.containers import READ_ONLY, WEAK_CONTAINERS, ObjectId
+from rearview.state.codecs.context_and_thread_variables import CHILD, is_running
 from rearview.state.codecs.external_resources import (
     CSV_WRITER,
     OUTSIDE,
@@ -38,7 +39,6 @@ from rearview.state.codecs.external_resources import (
 )
 from rearview.state.codecs.external_resources import stream_kind as stream
 from rearview.state.codecs.instances_and_functions import AttributedKind, ObjectKind
-from rearview.state.codecs.thread_and_process_values import CHILD, is_running
 from rearview.state.memory_blocks import SMALL, is_array, is_tensor, root_of
 
 Reducer = Callable[[Any, Capturing], Any]

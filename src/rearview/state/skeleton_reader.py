@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
-from rearview.model.program_environment import SET_IN_REPLAYS, is_restored
+from rearview.model.program_environment_variables import SET_IN_REPLAYS, is_restored
 from rearview.state.capture import split
 from rearview.state.codecs.base import NAMES, prelude
 from rearview.state.codecs.containers import SAME

@@ -17,7 +17,7 @@ from zlib import crc32
 from rearview.errors import DamagedError
 from rearview.model import Run
 from rearview.model.cell_lineage import CellLineage
-from rearview.model.program_environment import Environment
+from rearview.model.program_environment_variables import Environment
 from rearview.store.create_files import publish
 from rearview.store.json_files import append_line, read_lines
 

@@ -11,7 +11,7 @@ from typing import Any
 from rearview.errors import RearviewError, UsageError
 from rearview.media import ConfusionMatrix, DataTable, Text
 from rearview.store.checkpoints.objects import Objects
-from rearview.store.stored_media import StoredValue, is_png, value_in_text
+from rearview.store.stored_arrays_and_media import StoredValue, is_png, value_in_text
 from rearview.store.tables.duckdb_connection import quoted
 from rearview.web.rows import plain
 from rearview.web.run_index import Index

@@ -20,13 +20,13 @@ import rearview
 from rearview._history import History
 from rearview.errors import RearviewError, UsageError
 from rearview.store.checkpoints.objects import Objects
-from rearview.web import rows, screens
+from rearview.web import rows, screen_data
 from rearview.web.guard import App, Guard
 from rearview.web.live import Live
 from rearview.web.logged_media import Media
 from rearview.web.replays import BackfillRequest, PageBackfills, Prices
 from rearview.web.run_index import Index
-from rearview.web.screens import execution_tree
+from rearview.web.screen_data import execution_tree
 from rearview.web.series import Chart, Series
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def _names(request: Request) -> list[str]:
 
 
 def _run(page: Page, request: Request) -> str:
-    return screens.check_run(page.index, request.path_params["run"])
+    return screen_data.check_run(page.index, request.path_params["run"])
 
 
 def _table(page: Page, request: Request) -> Any:
@@ -236,25 +236,25 @@ def _plan(page: Page, request: Request) -> Any:
 def _detail(page: Page, request: Request) -> Any:
     run = _run(page, request)
     with page.lock:
-        return screens.run_details(page.history, page.index, run)
+        return screen_data.run_details(page.history, page.index, run)
 
 
 def _printed(page: Page, request: Request) -> Any:
     run, search = _run(page, request), request.query_params.get("search", "")[:200]
-    return screens.printed_lines(page.history, run, search)
+    return screen_data.printed_lines(page.history, run, search)
 
 
 def _versions(page: Page, request: Request) -> Any:  # noqa: ARG001 - handlers have the same parameters
-    return screens.versions(page.history, page.index, page.prices.fillable_names())
+    return screen_data.versions(page.history, page.index, page.prices.fillable_names())
 
 
 def _diff(page: Page, request: Request) -> Any:
     pair = []
     for name in ("a", "b"):
         which = request.query_params.get(name, "worktree")
-        pair.append(which if which == "worktree" else screens.check_run(page.index, which))
+        pair.append(which if which == "worktree" else screen_data.check_run(page.index, which))
     with page.lock:
-        return screens.compare_sources(page.history, *pair)
+        return screen_data.compare_sources(page.history, *pair)
 
 
 def _tree(page: Page, request: Request) -> Any:
@@ -264,11 +264,11 @@ def _tree(page: Page, request: Request) -> Any:
 
 def _propagate(page: Page, request: Request) -> Any:
     with page.lock:
-        return screens.propagated_statements(page.history, _names(request))
+        return screen_data.propagated_statements(page.history, _names(request))
 
 
 def _under_way(page: Page, request: Request) -> Any:  # noqa: ARG001
-    running = screens.running_work(page.history, page.index)
+    running = screen_data.running_work(page.history, page.index)
     return {**running, "jobs": [job.status() for job in page.jobs.all()]}
 
 
@@ -282,7 +282,7 @@ def _media(page: Page, request: Request) -> Any:
 
 
 def _heat(page: Page, request: Request) -> Any:
-    run = screens.check_run(page.index, request.query_params.get("run", ""))
+    run = screen_data.check_run(page.index, request.query_params.get("run", ""))
     return page.media.heat(request.query_params.get("name", ""), run)
 
 
@@ -348,7 +348,7 @@ def _fill(page: Page, body: bytes) -> Any:
         "\x00" in text for text in (*request.names, *request.runs, request.where, request.at)
     ):
         raise UsageError("Name at least one column to fill.", slug="page-question")
-    request.runs = [screens.check_run(page.index, run) for run in request.runs]
+    request.runs = [screen_data.check_run(page.index, run) for run in request.runs]
     page.history.check_trust("A backfill")
     plan = page.prices.plan(request)
     return page.jobs.start(request, plan).status(whole=True)
@@ -361,7 +361,7 @@ def _stop(page: Page, body: bytes) -> Any:
 def _tag(page: Page, body: bytes) -> Any:
     label = rows.request(body, Label)
     for run in label.runs:
-        run_id = screens.check_run(page.index, run)
+        run_id = screen_data.check_run(page.index, run)
         change = page.history.untag if label.remove else page.history.tag
         change(run_id, label.text or "")
     page.live.look_now(label.runs)
@@ -371,14 +371,16 @@ def _tag(page: Page, body: bytes) -> Any:
 def _note(page: Page, body: bytes) -> Any:
     label = rows.request(body, Label)
     for run in label.runs:
-        page.history.note(screens.check_run(page.index, run), None if label.remove else label.text)
+        page.history.note(
+            screen_data.check_run(page.index, run), None if label.remove else label.text
+        )
     page.live.look_now(label.runs)
     return {"runs": label.runs}
 
 
 def _name(page: Page, body: bytes) -> Any:
     label = rows.request(body, Label)
-    run = screens.check_run(page.index, label.runs[0] if label.runs else "")
+    run = screen_data.check_run(page.index, label.runs[0] if label.runs else "")
     page.history.name(run, None if label.remove else label.text)
     page.live.look_now(label.runs)
     return {"runs": label.runs}
@@ -386,13 +388,13 @@ def _name(page: Page, body: bytes) -> Any:
 
 def _move(page: Page, body: bytes) -> Any:
     move = rows.request(body, Move)
-    run = screens.check_run(page.index, move.run)
+    run = screen_data.check_run(page.index, move.run)
     with page.lock:
         if move.line:
             page.history.correct(run, move.path, move.line, move.names, after=move.after)
         else:
             page.history.undo(run, move.names)
-        return screens.propagated_statements(page.history, move.names)
+        return screen_data.propagated_statements(page.history, move.names)
 
 
 def _workers(page: Page, body: bytes) -> Any:

@@ -22,10 +22,10 @@ import msgspec
 
 from rearview._history import History
 from rearview.errors import RearviewError, UsageError
-from rearview.web import screens
+from rearview.web import screen_data
 from rearview.web.rows import plain
 from rearview.web.run_index_cache import RUNS
-from rearview.web.screens import execution_tree
+from rearview.web.screen_data import execution_tree
 from rearview.web.series import Chart
 from rearview.web.server import Page, static_files
 
@@ -84,14 +84,15 @@ def _data(page: Page) -> dict[str, Any]:
         if kind not in _NUMERIC and kind != "histogram"
     }
     fillable_names = page.prices.fillable_names()
-    versions = screens.versions(history, index, fillable_names)
+    versions = screen_data.versions(history, index, fillable_names)
     return {
         "state": state,
         "runs": _runs(page, set(run_ids)),
         "charts": {name: _curves(page, name, detailed) for name in numbers},
-        "details": {run: screens.run_details(history, index, run) for run in detailed},
+        "details": {run: screen_data.run_details(history, index, run) for run in detailed},
         "printed": {
-            run: screens.printed_lines(history, run, "")["lines"][:MOST_PRINTED] for run in detailed
+            run: screen_data.printed_lines(history, run, "")["lines"][:MOST_PRINTED]
+            for run in detailed
         },
         "versions": versions,
         "diffs": _diffs(history, [version["runs"][-1]["run"] for version in versions["versions"]]),
@@ -155,7 +156,7 @@ def _diffs(history: History, runs: list[str]) -> dict[str, Any]:
     out = {}
     for a, b in pairs[-100:]:
         with contextlib.suppress(RearviewError):
-            out[f"{a}/{b}"] = screens.compare_sources(history, a, b)
+            out[f"{a}/{b}"] = screen_data.compare_sources(history, a, b)
     return out
 
 
@@ -169,7 +170,7 @@ def _propagated(history: History, names: list[str]) -> dict[str, Any]:
     out = {}
     for name in names:
         with contextlib.suppress(RearviewError):
-            out[name] = screens.propagated_statements(history, [name])
+            out[name] = screen_data.propagated_statements(history, [name])
     return out
 
 

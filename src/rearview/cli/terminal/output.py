@@ -138,7 +138,7 @@ def cell(value: Any) -> str:
 
     >>> cell(0.000123456789), cell(None), cell(True)
     ('0.000123457', '', 'true')
-    >>> from rearview.store.stored_media import StoredValue
+    >>> from rearview.store.stored_arrays_and_media import StoredValue
     >>> cell([StoredValue("tensor", "float32", (64, 10), "ab12", 2560), 1])
     '[float32[64, 10], 1]'
     """
@@ -155,7 +155,7 @@ def cell(value: Any) -> str:
 
 def _is_stored(value: Any) -> bool:
     """Return True if `value` is a `StoredValue`; the module of this class is not imported."""
-    module = sys.modules.get("rearview.store.stored_media")
+    module = sys.modules.get("rearview.store.stored_arrays_and_media")
     return module is not None and isinstance(value, module.StoredValue)
 
 

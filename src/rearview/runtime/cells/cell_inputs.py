@@ -22,10 +22,10 @@ from typing import Any
 
 from rearview.model.cell_lineage import CellLineage, Event, lineage_of
 from rearview.opened_files import WatchedFolders, is_database, is_listed_by_import
+from rearview.runtime.base_session import Session
 from rearview.runtime.sandbox import clock, entropy
 from rearview.runtime.sandbox.program_inputs import listen, names_read, unrecorded_prefixes
 from rearview.runtime.sandbox.written_files import for_native_paths
-from rearview.runtime.session import Session
 from rearview.source.cells import code_hash
 from rearview.state.variable_fingerprints import fingerprints
 from rearview.store.project import FOLDER

@@ -28,6 +28,7 @@ from rearview.errors import UsageError
 from rearview.model.cell_lineage import CellLineage
 from rearview.model.process_messages import Control
 from rearview.runtime import importer
+from rearview.runtime.base_session import Session
 from rearview.runtime.cells.cell_inputs import Lineage
 from rearview.runtime.importer import register_module
 from rearview.runtime.loops import LoopHistory
@@ -35,7 +36,6 @@ from rearview.runtime.recorder import Recorder
 from rearview.runtime.sandbox import clock, entropy
 from rearview.runtime.sandbox.file_view import PathUse
 from rearview.runtime.sandbox.program_inputs import InputFiles
-from rearview.runtime.session import Session
 from rearview.source.instrument import instrument, without_targets
 from rearview.source.isolate_probes import isolate_probes
 from rearview.source.loops import loop_ids

@@ -26,12 +26,12 @@ from typing import Any
 from rearview.model import Point, Step
 from rearview.model.run import SEEN, Origin
 from rearview.model.wording import parameter_in_text
+from rearview.runtime.base_session import PointEncoder
 from rearview.runtime.observed_values.assigned_scalars import number
 from rearview.runtime.observed_values.captured_records import Allowance
 from rearview.runtime.observed_values.parameters import Parameters
 from rearview.runtime.recorder import Recorder
 from rearview.runtime.sandbox.entropy import after_import
-from rearview.runtime.session import PointEncoder
 from rearview.store.records import encode_point
 
 STEP = "step"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import FrameType
 
+from rearview.runtime.base_session import PointEncoder
 from rearview.runtime.observed_values.assigned_scalars import AssignedScalars
 from rearview.runtime.observed_values.captured_records import CapturedRecords
 from rearview.runtime.observed_values.logger_patches import (
@@ -23,7 +24,6 @@ from rearview.runtime.observed_values.parameters import (
     record_dataclasses,
 )
 from rearview.runtime.recorder import Recorder
-from rearview.runtime.session import PointEncoder
 from rearview.store.values_as_json import Put
 
 

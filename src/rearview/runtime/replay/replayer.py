@@ -21,12 +21,12 @@ from rearview.model import Checkpoint, EarlyEnd, Edge, LoopStep, Point, ReplayRe
 from rearview.model.process_messages import ReplayFailure, may_hold
 from rearview.model.run import name_of
 from rearview.model.wording import plural
+from rearview.runtime.base_session import Session
 from rearview.runtime.loops import LoopEntry
 from rearview.runtime.measurements import changed_inputs, changed_versions, surroundings
 from rearview.runtime.program_frames import position, unobserved
 from rearview.runtime.replay.silent_trackers import EventFiles
 from rearview.runtime.restore_checkpoints import CheckpointIndex
-from rearview.runtime.session import Session
 from rearview.store.create_files import caused_by_full_disk, publish
 from rearview.store.records import RecordFile, encode_point
 from rearview.store.tables.read_record_files import own_values

@@ -37,6 +37,7 @@ from rearview.model.process_messages import (
     SetupStart,
     SpawnRequest,
 )
+from rearview.runtime.base_session import Session
 from rearview.runtime.program_frames import run_at_bottom
 from rearview.runtime.replay import start_replay
 from rearview.runtime.replay.fork_server import (
@@ -53,7 +54,6 @@ from rearview.runtime.replay.start_replay import RunInputs, SharedStart
 from rearview.runtime.restore_checkpoints import CheckpointIndex, KnownMemory
 from rearview.runtime.sandbox import clock as clocks
 from rearview.runtime.sandbox.program_inputs import listen
-from rearview.runtime.session import Session
 from rearview.state.codecs.rng import read_global, write_global
 from rearview.store.create_files import open_file
 

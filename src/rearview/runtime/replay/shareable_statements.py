@@ -17,9 +17,9 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+from rearview.runtime.base_session import Session
 from rearview.runtime.replay.replayer import Replayer
 from rearview.runtime.sandbox.file_view import PathUse
-from rearview.runtime.session import Session
 from rearview.source.cells import code_hash
 
 _SEEDS = frozenset(

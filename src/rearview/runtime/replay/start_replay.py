@@ -32,6 +32,7 @@ from rearview.config import Settings
 from rearview.model import Control, SegmentFile
 from rearview.model.process_messages import TEXTS, SetupStart
 from rearview.runtime import importer
+from rearview.runtime.base_session import use_session
 from rearview.runtime.importer import offer, offer_value
 from rearview.runtime.replay.replayer import Replayer, recorded_values
 from rearview.runtime.replay.silent_trackers import (
@@ -52,7 +53,6 @@ from rearview.runtime.sandbox.program_inputs import (
     unrecorded_prefixes,
 )
 from rearview.runtime.sandbox.written_files import OverwrittenFiles, for_native_paths
-from rearview.runtime.session import use_session
 from rearview.source.isolate_probes import PACKAGE, PROBE_HOOK, TRACK, WITHOUT_RANDOM
 from rearview.state.codecs.rng import read_global, write_global
 from rearview.store.checkpoints.checkpoints import Checkpoints

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-from rearview.model.program_environment import (
+from rearview.model.program_environment_variables import (
     Environment,
     VariableClass,
     class_of,

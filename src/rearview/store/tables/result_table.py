@@ -13,7 +13,7 @@ from typing import Any
 
 from rearview.errors import RearviewError, UsageError
 from rearview.model.wording import plural
-from rearview.store.stored_media import (
+from rearview.store.stored_arrays_and_media import (
     Get,
     StoredValue,
     histogram_svg,

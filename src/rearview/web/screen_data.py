@@ -12,10 +12,10 @@ from typing import Any
 from rearview._history import History
 from rearview.errors import RearviewError, UsageError
 from rearview.model import Run, Status
-from rearview.model.program_environment import is_restored
+from rearview.model.program_environment_variables import is_restored
 from rearview.model.run import name_of
-from rearview.multiversion.make_study import open_runs
 from rearview.multiversion.replay_study import ReplayOptions, StudyPlan, plan_study
+from rearview.multiversion.study_sources import open_runs
 from rearview.plan.versions.tree import START, Do
 from rearview.store.tables.duckdb_connection import quoted
 from rearview.web.rows import plain

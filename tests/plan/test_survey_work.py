@@ -18,7 +18,7 @@ from rearview.plan.facts import (
     ValueRequest,
     parse_at,
 )
-from rearview.plan.replay import survey
+from rearview.plan.survey_work import survey
 
 EPOCHS = [10.0] * 5
 INNER = [8.0] * 5

@@ -11,7 +11,7 @@ from rearview.model.run import columns_of, name_of
 from rearview.plan.demand import RUN
 from rearview.plan.divide_work import divide, schedule, shortest_possible
 from rearview.plan.facts import At, RunQuestion, TargetValue, ValueRequest
-from rearview.plan.replay import Survey, Work, work_of
+from rearview.plan.survey_work import Survey, Work, work_of
 
 SAMPLE = 20
 """Approximate number of runs for which a cheaper question is planned, to estimate the seconds that it saves."""

@@ -5,9 +5,9 @@ import pytest
 from plan.runs import ends, run, starts
 from rearview.model import Operator
 from rearview.plan.divide_work import divide
-from rearview.plan.explain import explain
+from rearview.plan.explain_cost import explain
 from rearview.plan.facts import RunQuestion, ValueRequest, parse_at
-from rearview.plan.replay import survey
+from rearview.plan.survey_work import survey
 
 DEEP = ValueRequest(("n",), ("epoch", "step"))
 

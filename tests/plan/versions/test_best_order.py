@@ -8,6 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rearview.errors import PlanError
+from rearview.plan.versions.best_order import (
+    by_blocks,
+    depth_first_choice,
+    dynamic,
+    order,
+    paths_of,
+    schedule,
+)
 from rearview.plan.versions.chex_planners import (
     depth_first_cost,
     depth_first_steps,
@@ -15,14 +23,6 @@ from rearview.plan.versions.chex_planners import (
     parent_choice,
     prp,
     sequential,
-)
-from rearview.plan.versions.order import (
-    by_blocks,
-    depth_first_choice,
-    dynamic,
-    order,
-    paths_of,
-    schedule,
 )
 from rearview.plan.versions.search import search
 from rearview.plan.versions.tree import (

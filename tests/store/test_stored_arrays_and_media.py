@@ -14,7 +14,7 @@ from PIL import Image
 
 from rearview.errors import DamagedError, StoreError, UsageError
 from rearview.store.checkpoints.objects import Objects
-from rearview.store.stored_media import StoredValue, stored_value, value_in_text
+from rearview.store.stored_arrays_and_media import StoredValue, stored_value, value_in_text
 from rearview.store.tables.answer_queries import Tables
 from rearview.store.tables.result_table import PREVIEW
 from rearview.store.values_as_json import convert

@@ -32,6 +32,7 @@ from rearview.state.codecs.containers import (
     PROXY,
     WEAK_CONTAINERS,
 )
+from rearview.state.codecs.context_and_thread_variables import hidden_kind
 from rearview.state.codecs.data_loaders import LOADER, is_loader_iterator
 from rearview.state.codecs.external_resources import CSV_WRITER, HDF5, OUTSIDE, THREAD, stream_kind
 from rearview.state.codecs.instances_and_functions import (
@@ -48,7 +49,6 @@ from rearview.state.codecs.instances_and_functions import (
 from rearview.state.codecs.rng import random_kind
 from rearview.state.codecs.suspended_generators import GENERATOR, LOOP_ITERATOR, LoopIterator
 from rearview.state.codecs.tensors import TensorKind
-from rearview.state.codecs.thread_and_process_values import hidden_kind
 from rearview.state.displays_and_trackers import BY_REFERENCE, excluded_attributes
 from rearview.state.memory_blocks import is_array, is_tensor
 
