@@ -117,7 +117,7 @@ class Backfiller:
 
     @cached_property
     def corrections(self) -> Corrections:
-        """Lines of past versions that the user named for added statements (`rearview propagate --correct`)."""
+        """Where the user put added statements: lines of past versions (`rearview propagate --correct`)."""
         return Corrections(self.project.store / "corrections.json")
 
     @cached_property

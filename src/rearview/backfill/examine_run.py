@@ -222,7 +222,7 @@ class PreparedRun:
         return probe.place.value
 
     def _deepest_loops(self) -> tuple[str, ...]:
-        """Return the main loop and the first loop inside it, for statements of which the loops are not known."""
+        """Return the main loop and the first loop inside it: the loop path of statements whose loops are not known."""
         return tuple(loop.name for loop in self.facts.loops[:2])
 
 

@@ -158,8 +158,8 @@ class Checkpointer:
         """Save `value` if a save is due; save and exit if a signal asked the program to stop.
 
         Call this when `value` is complete. `metric` ranks the save for `keep_best`. If the first argument is
-        an integer and the second is not a number, the arguments are those of `step(i, model)` of the published
-        package: `model` is saved under step number `i`.
+        an integer and the second is given and not a number, the arguments are those of `step(i, model)` of the
+        `checkpointer` package: `model` is saved under step number `i`.
         """
         value, metric, self._index = _published_order(value, metric)
         self.checkpoint_value = value
@@ -252,7 +252,10 @@ class Checkpointer:
         self._archive.clean_up()
 
     def wait(self) -> None:
-        """Wait until all saves so far are written and transferred; after a failure, warn or raise as `step` does."""
+        """Wait until all saves so far are written and transferred.
+
+        If one failed, warn; raise if no earlier save exists or several saves in a row failed.
+        """
         self._finish_tasks()
         self._check_tasks()
 

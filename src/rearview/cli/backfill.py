@@ -215,7 +215,7 @@ def _code(report: BackfillReport) -> int:
 
 
 def _verdict(report: BackfillReport) -> dict[str, Any]:
-    """Return the outcome of a backfill as values for JSON; of the segments, only those that were not proved."""
+    """Return the outcome of a backfill as values for JSON, with those segments that are not proved."""
     return {
         "exact": report.proved,
         "verdict": report.verdict,

@@ -217,7 +217,7 @@ class Marks:
 
 
 def _print_unproved(table: Table, marks: Marks) -> None:
-    """Print on stderr which names have values in `table` that could not be proved, if any have."""
+    """Print on stderr the names with values in `table` that are not proved; print nothing if there are none."""
     names = sorted(marks.names[SIGN]) if table.mark else table.unproved
     if names:
         certainty = "are" if table.mark else "may be"

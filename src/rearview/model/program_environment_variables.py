@@ -188,7 +188,7 @@ def class_of(name: str, value: str | None = None) -> VariableClass:
 
 
 def is_restored(name: str) -> bool:
-    """Return True if a replay starts with the value that the variable had in the run."""
+    """Return True if a replay sets the environment variable `name` to the value that it had in the run."""
     return class_of(name) is VariableClass.RESTORED
 
 

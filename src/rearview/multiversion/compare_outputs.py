@@ -138,7 +138,7 @@ def _compare_different_counts(
 
 
 def _items(outputs: Sequence[dict[str, Any]]) -> list[tuple[str, Any]]:
-    """Return (kind, content) of each output: first each stream with all its text, then `data` and `error`."""
+    """Return (kind, content) pairs: first one per stream, with its joined text, then one per other output."""
     items: list[tuple[str, Any]] = []
     streams: dict[str, str] = {}
     for output in outputs:

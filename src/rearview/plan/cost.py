@@ -96,9 +96,9 @@ class CostCorrection:
 
     @property
     def typical(self) -> float:
-        """The logarithm of the factor that corrects predictions: the median of `logs` and one 0 (no correction).
+        """The logarithm of the factor that corrects predictions: the median of `logs` with one 0 (no correction) added.
 
-        If there is only one replay, its logarithm is used, limited by `UNCONFIRMED`.
+        If `logs` has only one item, that item is used, limited by `UNCONFIRMED`.
 
         >>> CostCorrection((0.7,)).typical, CostCorrection((0.7, 0.7, 3.0)).typical
         (0.2, 0.7)

@@ -208,9 +208,9 @@ class Session:
         return path if self.view is None else str(self.view.real(path, use))
 
     def hook(self, site: str, items: Any, frame: FrameType) -> Any:
-        """Return the iterator over which the loop with id `site` in `frame` runs; it has the items of `items`.
+        """Return an iterator over `items`, for the loop with id `site` in `frame` to run over.
 
-        For a `while` loop, `items` is None.
+        For a `while` loop, `items` is None, and the iterator yields None without end.
         """
         history = self._watched(site)
         if history is None:
@@ -220,9 +220,9 @@ class Session:
         return self.enter(history, items, frame)
 
     def parts(self, site: str, numbers: Any, frame: FrameType) -> Iterable[Any]:
-        """Return `numbers`, the range of a `for … in range(…)` loop, in parts; instrumented code loops over each part.
+        """Yield parts of `numbers`, the range of a `for … in range(…)` loop; instrumented code loops over each part.
 
-        `numbers` is not a range if the program has bound the name `range` to another object.
+        If the program has bound the name `range` to another object, `numbers` is any iterable, and the only part.
         """
         history = self._watched(site)
         if history is None:

@@ -220,9 +220,7 @@ class FileNames:
         return {old: new for old, new in self.now.items() if old != new}
 
     def after(self, older: FileNames) -> FileNames:
-        """Return the names that the files of the older version of `older` have in the newer version of `self`.
-
-        The newer version of `older` must be the older version of `self`.
+        """Return the renamings from A to C, if `older` has those from version A to B, and this object those from B to C.
 
         >>> FileNames({"b.py": "c.py"}).after(FileNames({"a.py": "b.py", "x.py": "y.py"})).now
         {'a.py': 'c.py'}

@@ -73,7 +73,7 @@ class Anchors:
         reference, even a weak one. If an array is freed and an array of equal form gets its address, the new array gets
         its number, too. This is safe, because nothing refers to the old array."""
         self.recipes: dict[tuple[Any, ...], Any] = {}
-        """Elements of a set in order -> recipe for a set that iterates in this order (`containers.recipe_for`)."""
+        """Elements of a set, in the order of iteration -> how to build such a set (see `containers.recipe_for`)."""
         self.set_orders: dict[int, list[Any]] = {}
         """`id` of a set -> elements of the set, in the order in which the set iterated when the loop was entered."""
         self.classes: list[int] = []
@@ -81,7 +81,7 @@ class Anchors:
         self._arrays_to_find: dict[int, tuple[int, Any]] | None = None
         """In a walk by `_find_by_address`: `by_address` of the first walk, whose arrays are to be found; else None."""
         self._objects_to_fill: list[Any] = []
-        """In a walk by `_find_by_address`: the list in which each array that is found is stored at its number."""
+        """List that a walk by `_find_by_address` fills: at index n, the array with number n."""
         self._graph_versions: dict[int, int] = {}
         """Number of a tensor with an autograd graph -> version counter of the tensor when the loop was entered."""
         self._steps: list[tuple[int, str, object]] = []

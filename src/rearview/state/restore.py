@@ -291,7 +291,7 @@ class Restoration:
         return object.__new__(cls)
 
     def build_fill_loader(self, obj: Any, content: Sequence[Any]) -> None:
-        """Set the attributes of a data loader's iterator, and append it to `loaders` with its recorded draws."""
+        """Set the attributes of a data loader's iterator; append it to `loaders` with the random numbers that it drew."""
         data_loaders.LOADER.write(obj, content, self)
 
     def build_lost(self, reason: str) -> Lost:
@@ -308,7 +308,7 @@ BufferReaders = tuple[Callable[[str], Any], Callable[[str, Any], None] | None]
 
 
 class StateUnpickler(pickle.Unpickler):
-    """Unpickles the stream of a skeleton; `objects` are the builders, then the live anchors."""
+    """Unpickles the stream of a skeleton. A number in the stream means an item of `objects`: builders, then anchors."""
 
     def __init__(self, stream: io.BytesIO, objects: Sequence[Any], buffers: Iterator[Any]) -> None:
         super().__init__(stream, buffers=buffers)

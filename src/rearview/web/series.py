@@ -269,7 +269,7 @@ Drawn = list[tuple[dict[str, Any], list[Any]]]
 
 
 def _drawn(chart: Chart, lines: dict[str, Line], span: tuple[float, float] | None) -> Drawn:
-    """Return (description, columns) of one line per run.
+    """Return one (description, columns) per run: its line within `span`; nothing if `span` is None.
 
     The columns are x and y of all values if these are few, else x, mean, lowest and highest value per pixel.
     """

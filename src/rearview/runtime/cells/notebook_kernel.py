@@ -308,7 +308,7 @@ def _awaits(node: ast.AST) -> bool:
 
 
 def _watch(app: Any, cells: Cells) -> None:
-    """Let the kernel instrument the code of cells with `cells` before it compiles the code."""
+    """Make the kernel pass the code of each cell to `cells`, which instruments the code, before the kernel compiles it."""
     from ipykernel.compiler import XCachingCompiler
 
     session = cells.session

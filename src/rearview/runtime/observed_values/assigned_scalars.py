@@ -120,7 +120,9 @@ class AssignedScalars:
     def _take(
         self, numbers: Mapping[_Key, Number], index: int, own_variables: Container[_Key]
     ) -> None:
-        """Write the values of variables that are columns; keep the values of undecided variables in memory.
+        """Record the values of variables that have a column; keep the values of undecided variables in memory.
+
+        A variable is undecided until enough values show whether it gets a column.
 
         `numbers` are the values after iteration `index`. `own_variables` are the variables that the loop itself assigns;
         all other variables belong to loops inside it.
@@ -207,7 +209,7 @@ class _Column:
         return len(values) == DECIDES and not self._grows_evenly()
 
     def is_shown_at_the_end(self) -> bool:
-        """Return True if an undecided variable becomes a column when the run ends."""
+        """Return True if this variable gets a column when the run ends before that was decided."""
         values = [value for _, _, value in self.held_values]
         if not values or self.clocks == len(values):
             return False

@@ -1,4 +1,4 @@
-"""Replay a segment of a run: skip iterations that are not needed, run the needed ones, and prove the result."""
+"""Replay a segment of a run: skip iterations that are not needed, run the others, and compare with what was recorded."""
 
 from __future__ import annotations
 

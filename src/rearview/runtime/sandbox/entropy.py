@@ -98,7 +98,7 @@ class Randomness:
     read_bits: Callable[[int], int] | None = None
 
     def begin(self, seeded: Collection[str] = ()) -> None:
-        """Patch `os.urandom`, and seed the generators of `random` and of imported libraries from the key.
+        """Patch `os.urandom`, and seed the generators of `random` and of imported libraries from `self.key`.
 
         Generators of the libraries in `seeded` are not changed, because the program has seeded them.
         """

@@ -185,7 +185,7 @@ def _patch_open(real: Any, view: FileView) -> Callable[..., Any]:
 
 
 def use_of(mode: str) -> PathUse:
-    """Return for what purpose a file is used that is opened with `mode`, such as "rb"."""
+    """Return how a file that is opened with `mode` (such as "rb") is used: read, written or both."""
     if "w" in mode:
         return PathUse.WRITE
     if "x" in mode:

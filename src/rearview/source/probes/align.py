@@ -457,7 +457,7 @@ class _Aligner:
 
 @dataclass(frozen=True, slots=True)
 class _Gap:
-    """The added and missing statements between two consecutive pairs of statements of a block."""
+    """The added and the missing statements of a block between two pairs of equal statements that follow each other."""
 
     missing_statements: list[ast.stmt]
     added_statements: list[ast.stmt]

@@ -244,7 +244,7 @@ class _StatementComparer:
         return type(old) is type(new) and old == new
 
     def node(self, old: ast.AST, new: ast.AST) -> bool:
-        """Return True if two expressions are equal, apart from variables that `new` extracts; record these."""
+        """Return True if `new` equals `old`, except that variables stand for some subexpressions; record these variables."""
         if isinstance(new, ast.NamedExpr) and not isinstance(old, ast.NamedExpr):
             self.extracted_variables.append(
                 ExtractedVariable(self._stmt, new.target, sure=not self._conditional)

@@ -38,7 +38,7 @@ class Position(StrEnum):
     BETWEEN = "between"
     AFTER = "after"
     ALONE = "alone"
-    """There is no recorded loop in the same body."""
+    """The body that contains the probe contains no recorded loop."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,9 +60,9 @@ class NoPlace:
 
 
 def line_before(line: int, inserted: Sequence[tuple[int, int]]) -> int:
-    """Return the number that `line` had before the insertions, in the order in which they were made.
+    """Return the number that `line` had before the insertions `inserted`.
 
-    Each insertion is (line before which lines were inserted, number of lines).
+    Each is (line before which lines were inserted, number of lines); they are in the order in which they were made.
     """
     for at, count in reversed(inserted):
         line = max(at, line - count) if line >= at else line

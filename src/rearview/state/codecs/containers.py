@@ -168,7 +168,7 @@ class DictKind(Kind):
         return [plain_copy(dict(items(o)), capturing) if length(o) else {} for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Set the recorded items, in the recorded order."""
+        """Replace the items of `obj` by the recorded items, in the recorded order."""
         fill_dict(obj, content, self.base)
 
 

@@ -125,7 +125,7 @@ def decode(value: Any, kind: str, stored: Callable[[dict[str, Any]], Any] | None
 
 
 def encode(value: Any) -> tuple[str, str | None]:
-    """Return (kind, text) of `value`, an argument of a run that `values_as_json.convert` returned.
+    """Return (kind, text) of an argument of a run, as `values_as_json.convert` wrote it; the text of None is None.
 
     >>> encode(0.1), encode({"$json": [1]}), encode(True)
     (('float', '0.1'), ('json', '[1]'), ('bool', 'true'))

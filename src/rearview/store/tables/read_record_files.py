@@ -230,9 +230,9 @@ def _seal_or_keep(
 
 
 def _remove_sealed(file: Path, complete: list[Path]) -> None:
-    """Remove the JSON lines `file`, which were converted to Parquet; if the Parquet file is damaged, keep them.
+    """Remove `file` (JSON lines) if the Parquet file made from it is intact.
 
-    Then `file` is added to `complete`, to be converted again.
+    Otherwise keep `file` and add it to `complete`, so that it is converted again.
     """
     try:
         checked_summary(file.with_suffix(".parquet"))

@@ -249,7 +249,7 @@ def _is_text(path: bytes, absolute_path: bytes) -> bool:
 def _is_secret(path: bytes, absolute_path: bytes) -> bool:
     """Return True if the file is not code, and holds a private key or a token."""
     if _suffix(path) in CODE_TEXT:
-        return False  # a run cannot be replayed without its code; and the store is private
+        return False  # code is stored, whatever it contains: a run cannot be replayed without it, and the store is private
     with open(absolute_path, "rb") as file:  # noqa: PTH123
         return holds_secret(file.read())
 

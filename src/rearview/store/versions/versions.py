@@ -329,7 +329,7 @@ class Versions:
             database.drop(f"runs/{run}")
 
     def drop_derived(self, version: str) -> None:
-        """Delete the ref of a derived version."""
+        """Delete the ref of a version that Rearview made from a run's version, for example by adding log statements."""
         if _NAME.fullmatch(version):
             for database in self._all():
                 database.drop(f"derived/{version}")
