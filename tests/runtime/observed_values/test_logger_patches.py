@@ -7,6 +7,8 @@ import pytest
 from plainly import recorded, write
 from rearview._history import history
 
+pytestmark = pytest.mark.usefixtures("warm_torch")
+
 
 def needs(*libraries):
     for library in libraries:
