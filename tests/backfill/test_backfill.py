@@ -111,7 +111,8 @@ def test_two_loops_at_the_top_level_are_both_planned(tmp_path, monkeypatch, reru
     (tmp_path / "train.py").write_text("import rearview\n" + text)
     past = history(tmp_path)
     (segment,) = past.plan(names).plan.segments
-    assert segment.tail or "second" not in names
+    # the main loop is the one that took longer: on a busy machine, it may be the second
+    assert segment.tail or "second" not in names or past.run().end.main.name == "fold"
     report = past.backfill(names)
     assert (report.written, report.proved) == (values, True), report.proof
     assert not report.redone
