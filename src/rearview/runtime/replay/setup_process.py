@@ -596,7 +596,7 @@ def _on_process(event: str, _args: tuple[Any, ...]) -> None:
 
 
 def watch_program() -> None:
-    """Patch Python so that the running set-up is told when the program starts a process or copies the environment."""
+    """Patch Python to notify the running set-up when the program starts a process or copies the environment."""
     listen(_on_process, *_PROCESSES)
     environ: Any = type(os.environ)
     real = environ.__iter__
